@@ -15,7 +15,7 @@ from specdec_jax.contrib.blockwise_heads import blockwise_heads
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
-from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
+from specdec_jax.models.drafting.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.t5 import T5
 from tests import decoders, toy, toy_t5
 

@@ -12,8 +12,9 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.models import block_decoder, families, presets
-from specdec_jax.models.block_decoder import BlockDecoder
+from specdec_jax.models import families, presets
+from specdec_jax.models.drafting import block_decoder
+from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import Encoder
 from tests import test_compilation, toy, toy_block, toy_t5
 

@@ -13,8 +13,9 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.models import block_decoder, families
-from specdec_jax.models.block_decoder import BlockDecoder
+from specdec_jax.models import families
+from specdec_jax.models.drafting import block_decoder
+from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
 from tests import decoders, specdec_loop, toy, toy_block, toy_t5
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models import families
-from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 
 
 def config(vocab_size: int, **sizes) -> BlockDecoderConfig:

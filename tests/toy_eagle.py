@@ -13,7 +13,7 @@ from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.eagle import EagleModel
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import families
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from tests import toy
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import common
-from specdec_jax.measure import remembered, stopwatch
+from specdec_jax.measure import stopwatch, trials
 
 TEXTS = Path(__file__).parents[1] / 'suite' / 'prompts'
 DRAFTERS = {
@@ -48,7 +48,7 @@ def write_sentences(path: Path, count: int) -> None:
 
 def seconds_of(folder: Path, name: str, task: Path, *flags: str) -> list[float]:
   """Runs a job: its seconds, of the clock and of the processor."""
-  remembered.forget()
+  trials.forget()
   out = tempfile.mkdtemp(dir=folder)
   argv = [
     *(

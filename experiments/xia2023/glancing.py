@@ -16,8 +16,12 @@ import numpy as np
 from specdec_jax import arrays
 from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.models import block_decoder, layers
-from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
+from specdec_jax.models import layers
+from specdec_jax.models.drafting import block_decoder
+from specdec_jax.models.drafting.block_decoder import (
+  BlockDecoder,
+  BlockDecoderConfig,
+)
 from specdec_jax.models.layers import applied
 from specdec_jax.training import chunked, losses
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums

@@ -25,8 +25,9 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import block_decoder, families, layers
-from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models import families, layers
+from specdec_jax.models.drafting import block_decoder
+from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.theory import estimates
 

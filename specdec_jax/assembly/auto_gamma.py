@@ -13,7 +13,7 @@ import jax
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.measure import remembered, stopwatch, trials
+from specdec_jax.measure import stopwatch, trials
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
@@ -43,7 +43,7 @@ def keep(place: dict[str, str], choice: ChosenGamma) -> None:
   """Remembers a choice for later runs, if it was measured."""
   if choice.tokens_per_second:
     rested = dataclasses.replace(choice, turns=(), turn_examples=0)
-    remembered.remember(place, rested)
+    trials.remember(place, rested)
 
 
 def known(
@@ -53,7 +53,7 @@ def known(
   run."""
   key = settings.num_rows, settings.num_devices
   if key not in decoder.gammas and (
-    found := remembered.recall(where(decoder, *key))
+    found := trials.recall(where(decoder, *key))
   ):
     decoder.gammas[key] = found
   return decoder.gammas.get(key)

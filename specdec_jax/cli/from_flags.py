@@ -18,7 +18,7 @@ from specdec_jax.cli import options, outputs
 from specdec_jax.drafters import schedules
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.spelling import did_you_mean
-from specdec_jax.measure import remembered
+from specdec_jax.measure import trials
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
@@ -213,7 +213,7 @@ def prepared(
     how = dataclasses.replace(how, texts=own if any(own) else ())
   compilation_cache.enable()
   if getattr(args, 'forget', False):
-    remembered.forget()
+    trials.forget()
   mesh.check_devices(args.num_devices)
   made = chosen.build()
   if num_samples is not None:

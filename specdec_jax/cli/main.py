@@ -26,22 +26,26 @@ class Command(NamedTuple):
 
 
 _COMMANDS = {
-  'chat': Command('chat', 'converse with a model'),
-  'generate': Command('generate', 'continue prompts'),
-  'bench': Command('bench', 'time plain against speculative decoding'),
-  'calibrate': Command('calibrate', 'measure acceptance and costs for `plan`'),
-  'plan': Command('plan', 'choose gamma and predict the speedup'),
-  'audit': Command('audit', 'test whether samples follow the model'),
-  'trace': Command('trace', 'show a recorded trace'),
-  'data': Command('data', 'train vocabularies and prepare token files'),
-  'convert': Command('convert', 'convert a checkpoint'),
-  'train': Command('train', 'train a model under gin'),
-  'infer': Command('infer', 'decode a task to JSONL, under gin'),
-  'merge': Command(
-    'infer', 'join the shards of infer', 'add_merge_arguments', 'merge'
+  'chat': Command('decoding.chat', 'converse with a model'),
+  'generate': Command('decoding.generate', 'continue prompts'),
+  'bench': Command(
+    'measuring.bench', 'time plain against speculative decoding'
   ),
-  'eval': Command('evaluate', 'judge what infer wrote'),
-  'doctor': Command('doctor', 'check this installation'),
+  'calibrate': Command(
+    'measuring.calibrate', 'measure acceptance and costs for `plan`'
+  ),
+  'plan': Command('measuring.plan', 'choose gamma and predict the speedup'),
+  'audit': Command('measuring.audit', 'test whether samples follow the model'),
+  'trace': Command('decoding.trace', 'show a recorded trace'),
+  'data': Command('models.data', 'train vocabularies and prepare token files'),
+  'convert': Command('models.convert', 'convert a checkpoint'),
+  'train': Command('models.train', 'train a model under gin'),
+  'infer': Command('decoding.infer', 'decode a task to JSONL, under gin'),
+  'merge': Command(
+    'decoding.infer', 'join the shards of infer', 'add_merge_arguments', 'merge'
+  ),
+  'eval': Command('decoding.evaluate', 'judge what infer wrote'),
+  'doctor': Command('measuring.doctor', 'check this installation'),
 }
 
 _log = logging.getLogger('specdec_jax')

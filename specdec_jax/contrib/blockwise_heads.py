@@ -24,8 +24,8 @@ def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
   read what the call that verified the last block left at the last accepted
   token. There is nothing to read before the first call, whose draft is empty.
 
-  `heads_fn` is of `models.block_heads`, whose target must be the loop's, and
-  `gamma` counts the heads beside the target's own; ValueError below 1.
+  `heads_fn` is of `models.drafting.block_heads`, whose target must be the
+  loop's; `gamma` counts the heads beside the target's own; ValueError below 1.
   """
   check_gamma(gamma)
 

@@ -44,10 +44,10 @@ def spec_drafter(
   be those of another network. Its distribution is one-hot and never
   materialised.
 
-  The model is one of `models.block_decoder`, and its params are the drafter's;
-  it may be trained with another k. Ids from `vocab_size` on are padding and
-  never drafted. Raises ValueError if `gamma` is less than 1, or the prompt has
-  no source.
+  The model is one of `models.drafting.block_decoder`, and its params are the
+  drafter's; it may be trained with another k. Ids from `vocab_size` on are
+  padding and never drafted. Raises ValueError if `gamma` is less than 1, or the
+  prompt has no source.
   """
   check_gamma(gamma)
   rule_out_padding = mask_padding(vocab_size or model.vocab_size)

@@ -26,7 +26,7 @@ from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.infer.records import Record
 from specdec_jax.launch import agreement, processes, progress
-from specdec_jax.measure import metrics, remembered, trials
+from specdec_jax.measure import metrics, trials
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
@@ -135,7 +135,7 @@ def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
   known = None
   if processes.is_first():
-    known = remembered.recall(_where(job))
+    known = trials.recall(_where(job))
   # Of a choice the other processes need the gamma alone; -1 is none.
   gamma = processes.number_of_first(-1 if known is None else known.gamma)
   if known is None and gamma >= 0:

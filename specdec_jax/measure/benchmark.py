@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax import theory
 from specdec_jax.base import Drafter
 from specdec_jax.decoding.method import Method
-from specdec_jax.measure import metrics, sameness, stopwatch
+from specdec_jax.measure import metrics, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.metrics import Counts
 from specdec_jax.measure.sides import Side, Timed
@@ -143,7 +143,7 @@ def compare(
       ),
       'prefill_seconds': way.side.prefill_seconds,
       'end_to_end_speedup': whole / drafted,
-      **sameness.compare(
+      **metrics.sameness(
         # A drafter on the target's features brings a target of its own.
         judge.program.method.target,
         judge.params,

@@ -15,16 +15,14 @@ import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.models import (
-  block_decoder,
-  block_heads,
-  eagle,
   llama,
   networks,
   t5,
 )
-from specdec_jax.models.block_decoder import BlockDecoderConfig
-from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting import block_decoder, block_heads, eagle
+from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.gemma import decoder as gemma
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig

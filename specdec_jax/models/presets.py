@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families
-from specdec_jax.models.block_decoder import BlockDecoderConfig
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.models.llama import RopeScaling
 

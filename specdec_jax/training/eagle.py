@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.models.eagle import Eagle, EagleConfig
+from specdec_jax.models.drafting.eagle import Eagle, EagleConfig
 from specdec_jax.models.layers import RMSNorm, applied
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import chunked

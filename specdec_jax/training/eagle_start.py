@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array
 from specdec_jax.data import written_texts
-from specdec_jax.models import eagle
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting import eagle
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training.eagle import (
   HEAD_DIGEST,

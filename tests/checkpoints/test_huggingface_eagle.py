@@ -15,7 +15,7 @@ from tiny_models import assert_trees_equal
 from specdec_jax.checkpoints import huggingface, loading, safetensors_model
 from specdec_jax.cli.main import main
 from specdec_jax.models import families
-from specdec_jax.models.eagle import EagleConfig, feature_layers
+from specdec_jax.models.drafting.eagle import EagleConfig, feature_layers
 from specdec_jax.models.llama import RopeScaling
 
 pytest.importorskip('safetensors')

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec_jax.cli.commands import bench as bench_command
+from specdec_jax.cli.commands.measuring import bench as bench_command
 from specdec_jax.launch import progress
 from tests import slow
 from tests.cli import tiny

@@ -18,7 +18,7 @@ from specdec_jax.checkpoints import (
   stored_arrays,
 )
 from specdec_jax.models import families, layers
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import toy_block, toy_t5
 from tests.cli.tiny import assert_refused
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from specdec_jax.cli import outputs
-from specdec_jax.measure import remembered
+from specdec_jax.measure import trials
 from specdec_jax.theory.gamma_trials import ChosenGamma
 from specdec_jax.trace import recording, storage
 from tests import slow
@@ -51,12 +51,12 @@ def close(record: dict) -> dict:
 
 def test_json_has_the_promised_keys(generate, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  remembered.remember({}, ChosenGamma(gamma=3, sentence=''))
-  assert remembered.recall({}).gamma == 3
+  trials.remember({}, ChosenGamma(gamma=3, sentence=''))
+  assert trials.recall({}).gamma == 3
   record, *more = generate(
     *('--prompt', 'the in ab', '--json', '-', '--forget')
   ).records()
-  assert remembered.recall({}) is None
+  assert trials.recall({}) is None
   assert more == []
   assert set(record) == {
     *('prompt', 'text', 'finish_reason', 'tokens', 'log_probs', 'statistics'),
@@ -382,7 +382,7 @@ def test_without_colour_marks_say_it(generate, monkeypatch):
 def test_rows_decoded_before_an_error_are_kept(
   run, model, prompts_file, tmp_path, monkeypatch
 ):
-  from specdec_jax.cli.commands import generate as command
+  from specdec_jax.cli.commands.decoding import generate as command
 
   path = tmp_path / 'out.jsonl'
   results = command._results
@@ -413,7 +413,7 @@ def test_rows_decoded_before_an_error_are_kept(
 def test_old_results_stay_until_there_are_new_ones(
   run, model, prompts_file, tmp_path, monkeypatch
 ):
-  from specdec_jax.cli.commands import generate as command
+  from specdec_jax.cli.commands.decoding import generate as command
 
   json_path, trace_path = tmp_path / 'out.jsonl', tmp_path / 'trace.jsonl'
   link = tmp_path / 'link.jsonl'
@@ -455,7 +455,7 @@ def test_old_results_stay_until_there_are_new_ones(
 def test_an_interrupt_keeps_what_is_written(
   run, model, prompts_file, tmp_path, monkeypatch
 ):
-  from specdec_jax.cli.commands import generate as command
+  from specdec_jax.cli.commands.decoding import generate as command
 
   path = tmp_path / 'out.jsonl'
   results = command._results

@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.data import ngram_counts, text_pool
-from specdec_jax.models import block_decoder
+from specdec_jax.models.drafting import block_decoder
 from tests import slow, toy, toy_block, toy_eagle
 
 VOCAB_SIZE = 5

@@ -31,7 +31,7 @@ from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import huggingface, loading, safetensors_model
 from specdec_jax.decoding import speculative
 from specdec_jax.models import families
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.text import vocabulary_files
 from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.checkpoints.tiny_t5 import T5X

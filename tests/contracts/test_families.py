@@ -19,8 +19,8 @@ import pytest
 from specdec_jax.base import Array, Prompt
 from specdec_jax.checkpoints import loading, model_file, safetensors_model
 from specdec_jax.models import families, presets
-from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
 from tests import toy, toy_gemma, toy_t5

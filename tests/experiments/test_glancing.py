@@ -10,7 +10,7 @@ import pytest
 
 from experiments.xia2023 import glancing
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.models.block_decoder import BlockDecoder
+from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.training import loop, losses, run_checkpoints
 from tests import slow, toy_block, toy_t5
 

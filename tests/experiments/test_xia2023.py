@@ -19,8 +19,9 @@ from specdec_jax.assembly.rules import TopBeta
 from specdec_jax.checkpoints import orbax
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
-from specdec_jax.models import block_heads, presets
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models import presets
+from specdec_jax.models.drafting import block_heads
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.text import tasks
 from tests.experiments.tiny import TINY
 

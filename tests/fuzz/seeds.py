@@ -25,7 +25,7 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.data import written_texts
 from specdec_jax.models import families
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config

@@ -1,7 +1,8 @@
 """EAGLE-3's forward pass in numpy, in float64, from the tensors of a file.
 
 It is written from the description of the network and knows nothing of
-`models.eagle`: one position after the other, without a cache or a batch.
+`models.drafting.eagle`: one position after the other, without a cache or a
+batch.
 """
 
 import json

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip('safetensors')
 
 from specdec_jax.checkpoints import loading
-from specdec_jax.models.eagle import Eagle
+from specdec_jax.models.drafting.eagle import Eagle
 from specdec_jax.models.layers import applied
 from tests.golden import eagle_reference
 

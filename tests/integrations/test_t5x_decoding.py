@@ -15,7 +15,7 @@ from specdec_jax.checkpoints import orbax
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.integrations.test_t5x_protocol import (
   GOLDEN,

@@ -13,7 +13,7 @@ from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
-from specdec_jax.measure import benchmark, sameness, sides
+from specdec_jax.measure import benchmark, metrics, sides
 from specdec_jax.measure.metrics import Counts
 from specdec_jax.measure.sides import Timed
 from tests import toy
@@ -38,7 +38,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
   )
   (state,) = side.decode()
   position = 6
-  found = sameness._logits_after(target, params, state, position)
+  found = metrics._logits_after(target, params, state, position)
   for row in range(2):
     prefix = np.asarray(state.context.tokens)[row, :position].tolist()
     cache = target.init(params.target, toy.prompt([prefix]), MAX_LEN)
@@ -51,7 +51,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     state, context=dataclasses.replace(state.context, lengths=lengths)
   )
   for other, is_same in ((state, True), (shorter, False)):
-    figures = sameness.compare(target, params, [state], [other])
+    figures = metrics.sameness(target, params, [state], [other])
     assert figures['identical'] is is_same
     assert figures['num_divergent_rows'] == (not is_same)
     assert figures['first_divergence_margin'] is None

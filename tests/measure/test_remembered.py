@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from specdec_jax.measure import remembered
+from specdec_jax.measure import trials
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
 HERE = {'device': 'one CPU', 'rows': '8'}
@@ -21,23 +21,23 @@ def path(tmp_path, monkeypatch):
 
 
 def test_a_choice_is_recalled_where_everything_is_the_same(path):
-  assert remembered.recall(HERE) is None
-  remembered.remember(HERE, CHOICE)
+  assert trials.recall(HERE) is None
+  trials.remember(HERE, CHOICE)
   other = HERE | {'rows': '16'}
-  assert remembered.recall(other) is None
-  remembered.remember(other, ChosenGamma(gamma=0, sentence='it does not'))
-  found = remembered.recall(HERE)
+  assert trials.recall(other) is None
+  trials.remember(other, ChosenGamma(gamma=0, sentence='it does not'))
+  found = trials.recall(HERE)
   assert (found.gamma, found.break_even) == (3, 1.5)
   assert found.sentence.startswith('it pays (measured on 20')
   # A newer one takes its place.
-  remembered.remember(HERE, ChosenGamma(gamma=5, sentence=''))
-  assert remembered.recall(HERE).gamma == 5
-  assert remembered.recall(other).gamma == 0
+  trials.remember(HERE, ChosenGamma(gamma=5, sentence=''))
+  assert trials.recall(HERE).gamma == 5
+  assert trials.recall(other).gamma == 0
   assert len(json.loads(path.read_text())) == 2
   assert [each.name for each in path.parent.iterdir()] == ['gammas.json']
-  remembered.forget()
-  remembered.forget()
-  assert remembered.recall(HERE) is None
+  trials.forget()
+  trials.forget()
+  assert trials.recall(HERE) is None
 
 
 def old(record):
@@ -57,22 +57,22 @@ def old(record):
   ],
 )
 def test_what_is_old_or_no_such_file_is_written_anew(path, spoil):
-  remembered.remember(HERE, CHOICE)
+  trials.remember(HERE, CHOICE)
   record = json.loads(path.read_text())
   if spoil is None:
     path.write_bytes(b'\xff{"half')
   else:
     spoil(record)
     path.write_text(json.dumps(record))
-  assert remembered.recall(HERE) is None
-  remembered.remember(HERE, CHOICE)
-  assert remembered.recall(HERE).gamma == 3
+  assert trials.recall(HERE) is None
+  trials.remember(HERE, CHOICE)
+  assert trials.recall(HERE).gamma == 3
   assert len(json.loads(path.read_text())) == 1
 
 
 def test_nothing_is_kept_where_nothing_can_be_written(path, monkeypatch):
   path.parent.parent.joinpath('file').write_text('')
   monkeypatch.setenv('XDG_CACHE_HOME', str(path.parent.parent / 'file'))
-  remembered.remember(HERE, CHOICE)
-  assert remembered.recall(HERE) is None
-  remembered.forget()
+  trials.remember(HERE, CHOICE)
+  assert trials.recall(HERE) is None
+  trials.forget()

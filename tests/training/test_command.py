@@ -119,7 +119,7 @@ def test_the_help_lists_the_macros(capsys):
   assert macros.count('--gin.MODEL_DIR VALUE') == 1
 
 
-@pytest.mark.parametrize('command', ['data', 'train'])
+@pytest.mark.parametrize('command', ['models.data', 'models.train'])
 def test_every_flag_has_a_help_text(command):
   def flags(parser):
     for action in parser._actions:

@@ -11,8 +11,8 @@ import pytest
 
 from specdec_jax.checkpoints import loading, orbax
 from specdec_jax.cli import main as cli
-from specdec_jax.models.block_decoder import BlockDecoderConfig
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import toy_t5
 from tests.training import tiny_runs
 
@@ -21,7 +21,7 @@ TARGET = dataclasses.replace(tiny_runs.CONFIG, relpos_max_distance=20)
 GIN = """
 from __gin__ import dynamic_registration
 from specdec_jax.training import train
-from specdec_jax.models import block_decoder
+from specdec_jax.models.drafting import block_decoder
 
 include 'experiments/xia2023/gin/train_spec_drafter.gin'
 

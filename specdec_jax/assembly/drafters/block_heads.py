@@ -6,7 +6,7 @@ from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.contrib.blockwise_heads import blockwise_heads
 from specdec_jax.models import families
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.layers import Weights
 
 MODEL_TYPES: tuple[str, ...] = ()  # See `is_stated`.
@@ -52,7 +52,7 @@ _IDS, _OFFSETS, _IS_DRAFTED = 'target_ids', 'd2t', 't2d'
 _EMBEDDINGS, _LOGITS, _LAST_NORM = (
   f'{name}.weight' for name in ('embed_tokens', 'lm_head', 'norm')
 )
-# What `models.eagle` computes, where a configuration could say otherwise.
+# What `models.drafting.eagle` computes, where a file could say otherwise.
 _FLAGS = {
   'bias': False,
   'parallel_drafting': False,
@@ -98,7 +98,7 @@ def is_stated(values: Settings) -> bool:
 
 def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   """Returns the sizes that config.json and the names of the tensors state;
-  ValueError for what `models.eagle` does not compute."""
+  ValueError for what `models.drafting.eagle` does not compute."""
   # speculators has the layer's sizes in an object of their own.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values

@@ -11,7 +11,7 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
-from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 

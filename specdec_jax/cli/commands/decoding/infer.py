@@ -18,7 +18,7 @@ from specdec_jax.launch import (
   processes,
   progress,
 )
-from specdec_jax.measure import remembered
+from specdec_jax.measure import trials
 
 # Gin files whose macros --help lists.
 _SHOWN = (
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
   }
   compilation_cache.enable()
   if args.forget:
-    remembered.forget()
+    trials.forget()
   with processes.joined(processes.given(args)):
     return gin_launch.call(
       infer,

@@ -1,0 +1,1 @@
+"""Commands that decode, and that show or judge what was decoded."""

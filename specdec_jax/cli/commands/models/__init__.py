@@ -1,0 +1,1 @@
+"""Commands that make models, and what they are made of."""

@@ -1,0 +1,1 @@
+"""Networks that only draft for another."""
