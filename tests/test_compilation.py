@@ -20,12 +20,13 @@ from specdec_jax.contrib import beams, speculative_beams
 from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import schedules
-from specdec_jax.models import families, kv_cache
+from specdec_jax.models import attention, families, kv_cache
 from tests import slow, toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 
 pytestmark = pytest.mark.optimized
 
-V, MAX_LEN, GAMMA = 16, 250, 3
+# Longer than a block of the cache that attention reads at a time.
+V, MAX_LEN, GAMMA = 16, 300, 3
 SAMPLED = logits.standardize(temperature=1.0, top_p=0.9)
 # Wide enough heads for attention to be compiled as it is in a real model.
 SIZES = {
@@ -306,6 +307,8 @@ def test_a_copied_cache_is_seen(monkeypatch):
     return jax.lax.dynamic_update_slice(buffer, block, start)
 
   monkeypatch.setattr(kv_cache, 'append', write)
+  # A loop over blocks is no reader that a write would be fused into.
+  monkeypatch.setattr(attention, 'block_size', lambda capacity: capacity)
   # A layer that was traced before is not traced again.
   jax.clear_caches()
   hlo = compiled_loop('prompt_lookup', verification.speculative_sampling, 1)

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from experiments import common, report
+from experiments.accelerator import cache
 from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import packing, running
@@ -56,7 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   slug = re.sub(r'\W+', '_', stopwatch.device_name()).strip('_').lower()
   folder = Path(args.output) / slug
-  for pair in args.pairs:
+  if 'cache' in args.tables:
+    name = re.sub(r'\W+', '_', args.cache_model)
+    report.measure(
+      (MODULE, argv),
+      folder,
+      f'cache_{name}_{args.cache_dtype}',
+      f'{args.cache_model}, {args.cache_dtype}: the used part of the cache',
+      functools.partial(cache_table, args),
+    )
+  for pair in args.pairs if 'pairs' in args.tables else ():
     report.measure(
       (MODULE, argv),
       folder,
@@ -89,10 +99,21 @@ def table(pair: str, args: argparse.Namespace) -> Table:
   )
 
 
-def _load(pair: str, args: argparse.Namespace) -> Decoder:
+def cache_table(args: argparse.Namespace) -> Table:
+  """Rows of each number of tokens, by the room that they have."""
+  decoder = _load(args.cache_model, args, args.cache_dtype)
+  prompts = {
+    (batch_size, length): _prompt(decoder, batch_size, args, length)
+    for batch_size in args.batch_sizes
+    for length in args.cache_tokens
+  }
+  return cache.table(decoder, prompts, args.capacities, args.repeats)
+
+
+def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
   """Target and drafter, with acceptance by decree, and rows without an end."""
   target, _, draft = pair.partition('/')
-  model = functools.partial(Model, dtype=args.dtype)
+  model = functools.partial(Model, dtype=dtype or args.dtype)
   gamma = WIDTHS[-1] - 1
   drafter = (
     DraftModel(model=model(checkpoint=draft), gamma=gamma)
@@ -173,11 +194,14 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
 
 
 def _prompt(
-  decoder: Decoder, batch_size: int, args: argparse.Namespace
+  decoder: Decoder,
+  batch_size: int,
+  args: argparse.Namespace,
+  num_tokens: int = 0,
 ) -> Prompt:
   """Rows of one length: the tokens of a text, repeated."""
   ids = decoder.vocabulary.encode(_TEXT, add_special_tokens=False)
-  text = _TEXT * -(-args.prompt_tokens // len(ids))
+  text = _TEXT * -(-(num_tokens or args.prompt_tokens) // len(ids))
   settings = running.DecodeSettings(
     max_new_tokens=args.max_new_tokens, batch_size=batch_size
   )
@@ -203,6 +227,13 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--batch_sizes', type=common.numbers, default=[1, 4, 16, 64]
   )
+  common.add_tables(parser, ('pairs', 'cache'))
+  parser.add_argument('--cache_model', default='smollm2-135m')
+  parser.add_argument(
+    '--cache_dtype', choices=presets.DTYPES, default='float32'
+  )
+  parser.add_argument('--cache_tokens', type=common.numbers, default=[100])
+  parser.add_argument('--capacities', type=common.numbers, default=[256, 2048])
   parser.add_argument('--alpha', type=float, default=0.75)
   parser.add_argument('--dtype', choices=presets.DTYPES, default='bfloat16')
   parser.add_argument('--output', default='experiments/accelerator/results')

@@ -78,6 +78,7 @@ def attend(
   bias: Array | None = None,
   dropout: Callable[[Array], Array] | None = None,
   score_dtype: jnp.dtype = jnp.float32,
+  used_only: bool = False,
 ) -> Array:
   """Grouped-query attention with a float32 softmax.
 
@@ -89,14 +90,17 @@ def attend(
       `g*Hq/H .. (g+1)*Hq/H - 1` share key-value head g.
     keys: `[B, H, S, D]`.
     values: like `keys`.
-    mask: bool `[B or 1, T or 1, S]`, true where a query may look. One that may
-      look nowhere averages all values; its result is meaningless but finite.
+    mask: bool `[B or 1, T or 1, S]`, true where a query may look. The result of
+      one that may look nowhere is meaningless but finite.
     scale: multiplies the products of queries and keys.
     softcap: bounds the scaled products, see `softcapped`; 0 does not.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
     dropout: applied to the weights `[B, Hq, T, S]` in training, or None.
     score_dtype: of scores and softmax; anything but float32 gives up precision
       to match the rounding of another implementation.
+    used_only: whether a large cache is read block by block, from the first to
+      the last entry that any query may look at, see `_in_blocks`; in float32.
+      Such a loop has no gradient.
 
   Returns:
     `[B, T, Hq * D]`, heads concatenated, in the queries' dtype.
@@ -107,35 +111,102 @@ def attend(
   # are read once: 4 heads on 2, T = 3, are 2 heads of 2 * 3 queries.
   group = num_query_heads // num_heads
   product = functools.partial(jnp.einsum, preferred_element_type=score_dtype)
-  queries_by_head = (queries * jnp.asarray(scale, queries.dtype)).reshape(
-    batch, num_heads, group * num_queries, head_dim
-  )
-  scores = product('bhqd,bhsd->bhqs', queries_by_head.astype(keys.dtype), keys)
-  scores = scores.reshape(batch, num_heads, group, num_queries, capacity)
-  if softcap:
-    scores = softcapped(scores, softcap)
-  weights = _weights(scores, mask, bias)
-  if dropout is not None:
-    by_head = (batch, num_query_heads, num_queries, capacity)
-    weights = dropout(weights.reshape(by_head)).reshape(weights.shape)
-  weights = weights.astype(values.dtype).reshape(
-    batch, num_heads, group * num_queries, capacity
-  )
-  mixed = product('bhqs,bhsd->bhqd', weights, values)
+  queries = queries * jnp.asarray(scale, queries.dtype)
+  by_head = queries.reshape(batch, num_heads, group * num_queries, head_dim)
+
+  def scores_of(keys: Array, mask: Array, bias: Array | None) -> Array:
+    """`[B, H, group, T, S]`; the lowest finite number where nobody may look, as
+    infinity would make a row without keys NaN."""
+    scores = product('bhqd,bhsd->bhqs', by_head.astype(keys.dtype), keys)
+    scores = scores.reshape(batch, num_heads, group, num_queries, -1)
+    if softcap:
+      scores = softcapped(scores, softcap)
+    if bias is not None:
+      bias = bias.astype(scores.dtype)
+      scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
+    lowest = jnp.finfo(scores.dtype).min
+    return jnp.where(mask[:, None, None], scores, lowest)
+
+  def mix(weights: Array, values: Array) -> Array:
+    shape = batch, num_heads, group * num_queries, values.shape[2]
+    weights = weights.astype(values.dtype).reshape(shape)
+    mixed = product('bhqs,bhsd->bhqd', weights, values)
+    return mixed.reshape(batch, num_heads, group, num_queries, head_dim)
+
+  is_large = capacity > block_size(capacity) and score_dtype == jnp.float32
+  if used_only and is_large:
+    shape = batch, num_heads, group, num_queries
+    mixed = _in_blocks(shape, scores_of, mix, keys, values, mask, bias)
+  else:
+    weights = jax.nn.softmax(scores_of(keys, mask, bias), axis=-1)
+    if dropout is not None:
+      of_queries = (batch, num_query_heads, num_queries, capacity)
+      weights = dropout(weights.reshape(of_queries)).reshape(weights.shape)
+    mixed = mix(weights, values)
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)
 
 
-def _weights(scores: Array, mask: Array, bias: Array | None) -> Array:
-  """The softmax of scores `[B, H, group, T, S]`, in their dtype."""
-  if bias is not None:
-    bias = bias.astype(scores.dtype)
-    scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
-  # The lowest finite number, as infinity would make a row without keys NaN.
-  lowest = jnp.finfo(scores.dtype).min
-  scores = jnp.where(mask[:, None, None], scores, lowest)
-  return jax.nn.softmax(scores, axis=-1)
+def block_size(capacity: int) -> int:
+  """How many entries of a cache `attend` reads at a time: a sixteenth or so, a
+  multiple of 128 as TPUs lay them out, and no less than 256."""
+  return max(256, 128 * -(-capacity // 2048))
+
+
+def _in_blocks(
+  shape: tuple[int, ...],
+  scores_of: Callable[..., Array],
+  mix: Callable[[Array, Array], Array],
+  keys: Array,
+  values: Array,
+  mask: Array,
+  bias: Array | None,
+) -> Array:
+  """`mix(softmax(scores_of(keys, mask, bias)), values)`, of the blocks from the
+  first to the last that any query may look at, with a running softmax (Milakov
+  and Gimelshein, arXiv 1805.02867).
+
+  A block that a row does not see leaves its bits as they are: its weights are
+  zero, and what was summed is multiplied by one. So they do not depend on how
+  long the other rows are.
+  """
+  # A cache of 600 in blocks of 256: entries 0 to 255, 256 to 511, and 512 to
+  # 599 among the last 256.
+  capacity = values.shape[2]
+  size = block_size(capacity)
+  entries = jnp.arange(capacity, dtype=jnp.int32)[None, None]
+  first = jnp.min(jnp.where(mask, entries, capacity)) // size
+  end = -(-jnp.max(jnp.where(mask, entries + 1, 0)) // size)
+
+  def add(i: Array, sums: tuple[Array, Array, Array]) -> Any:
+    highest, total, mixed = sums
+    start = jnp.minimum(i * size, capacity - size)
+    cut = functools.partial(
+      jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
+    )
+    is_new = start + entries[..., :size] >= i * size
+    scores = scores_of(
+      cut(keys, axis=2),
+      cut(mask, axis=2) & is_new,
+      None if bias is None else cut(bias, axis=3),
+    )
+    higher = jnp.maximum(highest, jnp.max(scores, axis=-1, keepdims=True))
+    # NaN is no such score, and stays.
+    is_hidden = scores == jnp.finfo(scores.dtype).min
+    weights = jnp.where(is_hidden, 0, jnp.exp(scores - higher))
+    fade = jnp.exp(highest - higher)
+    total = total * fade + jnp.sum(weights, axis=-1, keepdims=True)
+    return higher, total, mixed * fade + mix(weights, cut(values, axis=2))
+
+  sums = jnp.zeros((*shape, 1), jnp.float32)
+  mixed = jnp.zeros((*shape, values.shape[3]), jnp.float32)
+  lowest = jnp.full_like(sums, jnp.finfo(jnp.float32).min)
+  # `tpu_costs.hlo` reads of the name how often the loop runs.
+  with jax.named_scope(f'blocks_of_{size}_in_{capacity}'):
+    _, total, mixed = jax.lax.fori_loop(first, end, add, (lowest, sums, mixed))
+  # The highest score alone has the weight 1, where there is one.
+  return mixed / jnp.maximum(total, 1)
 
 
 def check_sizes(config: Any) -> None:

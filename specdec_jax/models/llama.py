@@ -187,7 +187,12 @@ class SelfAttention(nn.Module):
     keys = kv_cache.append(keys, turn(new_keys), lengths)
     values = kv_cache.append(values, new_values, lengths)
     mixed = attention.attend(
-      turn(queries), keys, values, placement.mask, scale=config.head_dim**-0.5
+      turn(queries),
+      keys,
+      values,
+      placement.mask,
+      scale=config.head_dim**-0.5,
+      used_only=True,
     )
     return out(mixed), keys, values
 

@@ -186,6 +186,8 @@ class Attention(nn.Module):
     values: Array,
     mask: Array,
     bias: Array | None = None,
+    *,
+    used_only: bool = False,
   ) -> Array:
     """`[B, T, embed]` attends to `[B, H, S, D]`; see `attention.attend`."""
     # Where it is joined, the compiler finds the product of `keys_values`.
@@ -204,6 +206,7 @@ class Attention(nn.Module):
       bias=bias,
       dropout=self.dropout if self.has_rng('dropout') else None,
       score_dtype=jnp.float32 if config.has_float32_scores else config.dtype,
+      used_only=used_only,
     )
     return self.out(mixed)
 
@@ -282,11 +285,13 @@ class DecoderLayer(nn.Module):
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    h = self.self_attention(h, keys, values, placement.mask, bias)
+    # What is trained has no past, and a gradient.
+    read = {'used_only': past is not None}
+    h = self.self_attention(h, keys, values, placement.mask, bias, **read)
     x = x + self.dropout(h)
     if cross is not None:
       h = self.pre_cross_attention_layer_norm(x)
-      x = x + self.dropout(self.encoder_decoder_attention(h, *cross))
+      x = x + self.dropout(self.encoder_decoder_attention(h, *cross, **read))
     h = self.mlp(self.pre_mlp_layer_norm(x))
     x = rules.constrain(x + self.dropout(h), 'batch', 'length', 'embed')
     return x, keys, values

@@ -31,6 +31,8 @@ _COLLECTIVES = (
   *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
   'collective-permute',
 )
+# The loop of `attention.attend` over the blocks of a cache that rows use.
+_BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 # Instructions below this move too little for their time to depend on it.
 _SMALL_BYTES = 16_384
@@ -103,9 +105,12 @@ class Cost:
 
 
 class Program:
-  """The computations of an HLO module, as `compiled.as_text()` prints them."""
+  """The computations of an HLO module, as `compiled.as_text()` prints them;
+  caches are read as if the longest row had `context` entries, or as far as they
+  reach."""
 
-  def __init__(self, text: str):
+  def __init__(self, text: str, context: float = math.inf):
+    self.context = context
     self.computations: dict[str, dict[str, Instruction]] = {}
     self.entry = ''
     name = ''
@@ -139,9 +144,14 @@ class Program:
       # The dearer branch: an iteration that drafts is what is planned.
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
-      # The body of a loop whose trips are unknown counts once.
+      # The body of a loop whose trips are unknown counts once, unless it reads
+      # a cache: of 300 entries in blocks of 256, twice.
       found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
-      return sum(inner, Cost()).times(int(found[1]) if found else 1)
+      count = int(found[1]) if found else 1
+      if not found and (blocks := _BLOCKS.search(attributes)):
+        size, capacity = map(int, blocks.groups())
+        count = math.ceil(min(self.context, capacity) / size)
+      return sum(inner, Cost()).times(count)
     # `all-reduce-start` runs beside what follows, up to its `-done`.
     is_beside = opcode.endswith('-start')
     kind = opcode.removesuffix('-start')

@@ -1,9 +1,12 @@
 """What is read from a program's optimised HLO."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from specdec_jax.models import attention
 from specdec_jax.tpu_costs import hlo
 from tests.tpu_costs import copies
 
@@ -119,3 +122,26 @@ ENTRY %main (a: f32[8,16]) -> (f32[8,16]) {
 def test_text_that_is_no_module_is_refused():
   with pytest.raises(ValueError, match='no ENTRY'):
     hlo.Program('%f = f32[] constant(0)')
+
+
+@pytest.fixture
+def named():
+  """Programs name their loops, as users' do; those of tests are shorter."""
+  jax.config.update('jax_include_full_tracebacks_in_locations', True)
+  yield
+  jax.config.update('jax_include_full_tracebacks_in_locations', False)
+
+
+@pytest.mark.usefixtures('named')
+def test_a_loop_over_a_cache_runs_as_often_as_its_rows_need():
+  queries, cache = jnp.ones((1, 2, 1, 64)), jnp.ones((1, 2, 700, 64))
+  mask = jnp.ones((1, 1, 700), bool)
+  attend = functools.partial(attention.attend, scale=1.0, used_only=True)
+  text = jax.jit(attend).lower(queries, cache, cache, mask).compile().as_text()
+  assert 'blocks_of_256_in_700/while' in text
+  num_bytes = lambda *context: hlo.Program(text, *context).cost().memory_bytes
+  block = num_bytes(512) - num_bytes(256)
+  # Keys and values are read at least, and of 700 entries there are 3 blocks.
+  assert block > 2 * cache[:, :, :256].nbytes
+  assert num_bytes(256) == num_bytes(1)
+  assert num_bytes() == num_bytes(9999) == num_bytes(256) + 2 * block

@@ -131,7 +131,8 @@ class SelfAttention(nn.Module):
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    mixed = _attend(config, queries, keys, values, mask)
+    attend = functools.partial(_attend, used_only=past is not None)
+    mixed = attend(config, queries, keys, values, mask)
     return Dense(x.shape[-1], config.dtype, name='out')(mixed), keys, values
 
 
@@ -157,7 +158,8 @@ class CrossAttention(nn.Module):
     self, x: Array, keys: Array, values: Array, mask: Array
   ) -> Array:
     queries = _by_head(self.config, self.query(x))
-    return self.out(_attend(self.config, queries, keys, values, mask))
+    mixed = _attend(self.config, queries, keys, values, mask, used_only=True)
+    return self.out(mixed)
 
 
 class Layer(nn.Module):
@@ -222,7 +224,13 @@ def _placed(by_head: Array) -> Array:
 
 
 def _attend(
-  config: GemmaConfig, queries: Array, keys: Array, values: Array, mask: Array
+  config: GemmaConfig,
+  queries: Array,
+  keys: Array,
+  values: Array,
+  mask: Array,
+  *,
+  used_only: bool,
 ) -> Array:
   return attention.attend(
     queries,
@@ -231,4 +239,5 @@ def _attend(
     mask,
     scale=config.query_pre_attn_scalar**-0.5,
     softcap=config.attention_softcap,
+    used_only=used_only,
   )
