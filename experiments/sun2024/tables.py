@@ -12,7 +12,7 @@ from experiments import report
 from experiments.leviathan2023 import pairs
 from experiments.leviathan2023.pairs import Pair, named
 from experiments.report import Table
-from specdec_jax import theory
+from experiments.sun2024 import formulas
 from specdec_jax.assembly import rules
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.decoding import speculative
@@ -32,8 +32,8 @@ TOY_ACCEPTED = {'token': '10/9 (S)', 'block': '11/9 (S)'}
 def toy() -> Table:
   """Accepted tokens of the paper's example, by enumeration."""
   accepted = {
-    'token': theory.token_verification_accepted(*TOY),
-    'block': theory.block_verification_accepted(*TOY),
+    'token': formulas.token_verification_accepted(*TOY),
+    'block': formulas.block_verification_accepted(*TOY),
   }
   return Table(
     rows=[

@@ -8,13 +8,11 @@ from specdec_jax.theory.acceptance import (
   acceptance_rate,
   alpha_from_block_efficiency,
   argmax_acceptance,
-  block_verification_accepted,
   divergence,
   expected_runs,
   expected_tokens,
   expected_tokens_of_profile,
   oracle_tokens,
-  token_verification_accepted,
 )
 from specdec_jax.theory.speedup import (
   best_gamma,
@@ -32,7 +30,6 @@ __all__ = [
   'alpha_from_block_efficiency',
   'argmax_acceptance',
   'best_gamma',
-  'block_verification_accepted',
   'divergence',
   'expected_runs',
   'expected_tokens',
@@ -44,6 +41,5 @@ __all__ = [
   'oracle_walltime_improvement',
   'predicted_speedup',
   'specdec_time',
-  'token_verification_accepted',
   'walltime_improvement',
 ]

@@ -19,8 +19,6 @@ does a distribution that does not sum to 1 within 1e-4.
 import numpy as np
 from numpy.typing import ArrayLike
 
-# Enumerating drafts is for toys; beyond this many it is a mistake.
-_MAX_DRAFTS = 1_000_000
 _TOLERANCE = 1e-4
 
 
@@ -193,63 +191,6 @@ def alpha_from_block_efficiency(
     high = np.where(is_short, high, middle)
   alpha = np.where(tokens <= 1, 0.0, (low + high) / 2)
   return np.where(tokens >= gamma + 1, 1.0, alpha)[()]
-
-
-def token_verification_accepted(
-  p: ArrayLike, q: ArrayLike, gamma: int
-) -> float:
-  """Returns mean drafted tokens that Algorithm 1 accepts without any context,
-  `beta + ... + beta^gamma`, as of `block_verification_accepted`."""
-  p, q, gamma = _toy(p, q, gamma)
-  return float(expected_tokens(acceptance_rate(p, q), gamma) - 1)
-
-
-def block_verification_accepted(
-  p: ArrayLike, q: ArrayLike, gamma: int
-) -> float:
-  """Returns mean drafted tokens that block verification accepts, by
-  enumeration: Sun et al., Algorithm 2 (https://arxiv.org/abs/2403.10444), for
-  one context-free pair, `[V]` each.
-
-  The chance that the last accepted position is i or beyond is `1 - prod_{j >=
-  i} (1 - h_j)`. Never less than `token_verification_accepted`; for P = (1/3,
-  2/3), Q = (2/3, 1/3) and gamma 2 it is 11/9 against 10/9. Gamma is whole, and
-  `V**gamma` may be at most 1e6.
-  """
-  p, q, gamma = _toy(p, q, gamma)
-  size = len(p)
-  if size**gamma > _MAX_DRAFTS:
-    raise ValueError(
-      f'{size} tokens and gamma {gamma} make {size**gamma} drafts, more than'
-      f' {_MAX_DRAFTS}'
-    )
-  # Every draft is a column: of 2 tokens and gamma 2 they are
-  # 0 0 1 1 over 0 1 0 1.
-  drafts = np.indices((size,) * gamma).reshape(gamma, size**gamma)
-  weights = q[drafts].prod(0)
-  ratio = np.divide(p, q, out=np.zeros_like(p), where=q > 0)
-  prefix, accept = np.ones(size**gamma), []
-  for i in range(gamma):
-    prefix = np.minimum(1, prefix * ratio[drafts[i]])
-    excess = np.maximum(prefix[:, None] * p - q, 0).sum(-1)
-    total = excess + 1 - prefix
-    inner = np.divide(excess, total, out=np.ones_like(total), where=total > 0)
-    accept.append(prefix if i == gamma - 1 else inner)
-  mean, none_beyond = 0.0, np.ones(size**gamma)
-  for h in reversed(accept):
-    none_beyond = none_beyond * (1 - h)
-    mean += float((weights * (1 - none_beyond)).sum())
-  return mean
-
-
-def _toy(
-  p: ArrayLike, q: ArrayLike, gamma: float
-) -> tuple[np.ndarray, np.ndarray, int]:
-  """Returns all three, once known to be two vectors and a whole number."""
-  p, q = _pair(p, q)
-  if p.ndim != 1 or q.ndim != 1:
-    raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
-  return p, q, whole('gamma', gamma)
 
 
 def whole(name: str, value: float) -> int:

@@ -1,7 +1,5 @@
 """Acceptance rates and expected tokens against the paper, limits and chance."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -145,42 +143,6 @@ def test_argmax_acceptance():
     )
 
 
-def test_block_verification_toy_of_sun_et_al():
-  p, q = [1 / 3, 2 / 3], [2 / 3, 1 / 3]
-  tokens = theory.token_verification_accepted(p, q, 2)
-  block = theory.block_verification_accepted(p, q, 2)
-  assert tokens == pytest.approx(10 / 9, abs=1e-12)
-  assert block == pytest.approx(11 / 9, abs=1e-12)
-
-
-@pytest.mark.parametrize('gamma', [0, 1, 2, 4])
-def test_block_verification_is_optimal(gamma):
-  # Sun et al. show that position i is reached with probability E_Q[p_i].
-  pairs = _random_pairs(10, 3, 10)
-  for p, q in zip(*pairs, strict=True):
-    best = 0.0
-    for length in range(1, gamma + 1):
-      for draft in itertools.product(range(3), repeat=length):
-        reached = 1.0
-        for token in draft:
-          reached = min(1.0, reached * p[token] / q[token])
-        best += reached * q[list(draft)].prod()
-    block = theory.block_verification_accepted(p, q, gamma)
-    tokens = theory.token_verification_accepted(p, q, gamma)
-    assert block == pytest.approx(best, abs=1e-12)
-    assert block >= tokens - 1e-12
-    if gamma < 2:
-      assert block == pytest.approx(tokens, abs=1e-12)
-
-
-def test_block_verification_of_equal_and_of_one_hot_distributions():
-  p = [0.2, 0.3, 0.5]
-  assert theory.block_verification_accepted(p, p, 4) == pytest.approx(4)
-  one_hot = [0.0, 1.0, 0.0]
-  block = theory.block_verification_accepted(p, one_hot, 3)
-  assert block == pytest.approx(0.3 + 0.09 + 0.027)
-
-
 @pytest.mark.parametrize(
   ('function', 'arguments', 'message'),
   [
@@ -199,9 +161,6 @@ def test_block_verification_of_equal_and_of_one_hot_distributions():
     (theory.acceptance_rate, (1.0, 1.0), 'vocabulary axis'),
     (theory.acceptance_rate, ([1.0], [1.0], 0), 'lenience .* above 0'),
     (theory.acceptance_rate, ([1.0], [1.0], 1.5), 'lenience .* got 1.5'),
-    (theory.block_verification_accepted, ([1.0], [1.0], -1), 'gamma .* -1'),
-    (theory.block_verification_accepted, ([0.1] * 10,) * 2 + (9,), 'drafts'),
-    (theory.token_verification_accepted, ([[1.0]], [1.0], 1), 'vectors'),
   ],
 )
 def test_what_is_out_of_range_is_refused(function, arguments, message):
