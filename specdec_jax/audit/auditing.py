@@ -11,6 +11,8 @@ from specdec_jax.audit.report import Report
 
 Tokens = tuple[int, ...]
 NextProbs = Callable[[Tokens], np.ndarray]
+# Its name, its cells, and the sequences it is of; None if of one token each.
+_Test = tuple[str, list[Cells], int | None]
 # A prefix that was reached more rarely shares its cells with others.
 _MIN_VISITS = 100
 # Per prompt and token: the most prefixes of which the model is asked.
@@ -56,7 +58,7 @@ def audit(
   """
   if isinstance(num_tokens, int):
     num_tokens = [num_tokens] * len(prompts)
-  tests: list[tuple[str, list[Cells], int | None]] = []
+  tests: list[_Test] = []
   faults, differences = [], []
   for i, prompt in enumerate(map(tuple, prompts)):
     name = f'prompt {i + 1}'
@@ -70,20 +72,34 @@ def audit(
       faults.append(f'{name}: {wrong} continuations end too early or too late')
     if greedy is not None:
       differences += _differences(prompt, greedy(prompt), next_probs)
-    # With seeds 0 and 1: sequences of 0, of 1, and of both.
-    num_sequences = [*map(len, tokens), sum(map(len, tokens))]
-    sequences: list[list[Cells]] = [[] for _ in num_sequences]
-    for position in range(num_tokens[i]):
-      rows = _rows(tokens, position, prompt, next_probs)
-      tests.append((f'{name}, token {position + 1}', rows[-1], None))
-      for own, more in zip(sequences, rows, strict=True):
-        own += more
     sides = [*(f', seed {seed}' for seed in seeds), '']
-    for side, own, num in zip(sides, sequences, num_sequences, strict=True):
-      if len(seeds) > 1 or not side:
-        tests.append((f'{name}, sequences{side}', own, num))
+    tests += _tests(name, sides, tokens, prompt, next_probs)
   told = None if greedy is None else differences
   return report.make(tests, faults, told, false_alarm_rate)
+
+
+def _tests(
+  name: str,
+  sides: Sequence[str],
+  tokens: Sequence[np.ndarray],
+  prompt: Tokens,
+  next_probs: NextProbs,
+) -> list[_Test]:
+  """Tests of a prompt: of each token, of each seed's sequences, of them all."""
+  tests: list[_Test] = []
+  # With seeds 0 and 1: sequences of 0, of 1, and of both.
+  num_sequences = [*map(len, tokens), sum(map(len, tokens))]
+  sequences: list[list[Cells]] = [[] for _ in num_sequences]
+  # The last column only tells whether a continuation went on too long.
+  for position in range(tokens[0].shape[1] - 1):
+    rows = _rows(tokens, position, prompt, next_probs)
+    tests.append((f'{name}, token {position + 1}', rows[-1], None))
+    for own, more in zip(sequences, rows, strict=True):
+      own += more
+  for side, own, num in zip(sides, sequences, num_sequences, strict=True):
+    if len(tokens) > 1 or not side:
+      tests.append((f'{name}, sequences{side}', own, num))
+  return tests
 
 
 def _padded(

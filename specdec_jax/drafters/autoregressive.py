@@ -161,9 +161,7 @@ def as_chain(
     # a CPU than over two.
     last = context.lengths[0] - 1
 
-    def feed(
-      position: Array, carry: tuple[Array, Arrays]
-    ) -> tuple[Array, Arrays]:
+    def feed(position, carry):
       starts = position[None]
       cache = model.rewind(carry[1], starts)
       tokens = arrays.read_block(context.tokens, starts, 1)

@@ -37,8 +37,7 @@ class EagleModel(NamedTuple):
 
 
 def eagle(model: EagleModel) -> Chain:
-  """A chain, for `autoregressive`, `adaptive` or `branching`, that reads
-  features.
+  """A chain that reads features, for `autoregressive` and what is like it.
 
   https://arxiv.org/abs/2503.01840. What is left of a token is the guess `[B, T,
   D]` of the next one's features. A catch-up feeds all that the target's last

@@ -210,14 +210,9 @@ def decode(
   prompt = dataclasses.replace(prompt, max_lengths=limits)
   prompt = processing.of_rows(table, [0] * limits.size, prompt)
   loop: Any = autoregressive if is_plain else speculative
+  key = jax.random.key(0) if rng_key is None else rng_key
   with _mesh_of_t5x():
-    output = loop.generate(
-      joined,
-      jax.random.key(0) if rng_key is None else rng_key,
-      prompt,
-      method=method,
-      max_len=max_len,
-    )
+    output = loop.generate(joined, key, prompt, method=method, max_len=max_len)
   if forced is not None:
     # Back from what `_force` has; only within the row, beyond it are 0s.
     is_eos = arrays.is_within(output.lengths, max_len) & (forced == eos_id)

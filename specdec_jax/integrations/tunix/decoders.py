@@ -14,7 +14,7 @@ from specdec_jax.assembly import api, lengths
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, Target
-from specdec_jax.assembly.lengths import Auto, Fixed
+from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
@@ -88,8 +88,7 @@ def load(
     draft_model: another Tunix model, of the same tokenizer.
     dtype: of weights, activations and caches; None for the model's own.
 
-  Raises:
-    ValueError: if a model is none of those, or the choices do not fit.
+  Raises ValueError if a model is none of those, or the choices do not fit.
   """
   tokenizer = TokenizerAdapter(getattr(tokenizer, 'tokenizer', tokenizer))
   config = networks.config_of(model, dtype)
@@ -102,12 +101,9 @@ def load(
     own = weights(draft_model, sizes)
     drafter = drafter or 'model'
   chosen, rule = api.choices(drafter or 'suffix', draft, verification, options)
-  length = chosen.length
-  if isinstance(length, Auto):
+  if isinstance(chosen.length, Auto) and chosen.length.usual is None:
     # It is measured on files and kept by their digests.
-    if length.usual is None:
-      raise ValueError('gamma auto is for models in files: give a number')
-    length = Fixed(length.usual)
+    raise ValueError('gamma auto is for models in files: give a number')
   vocabulary: Any = TunixVocabulary(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,

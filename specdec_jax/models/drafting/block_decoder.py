@@ -185,10 +185,9 @@ class BlockDecoder(nn.Module):
     *,
     width: int,
   ) -> Array:
-    """What `project` takes, of C blocks of each text, which know nothing of
-    each other: positions `starts[b, c]` to `starts[b, c] + width - 1`. In
-    training, the random key named `dropout` is that of `encode`, for the same
-    dropout of tokens and masks.
+    """What `project` takes, of C blocks of each text, which do not see each
+    other: positions from `starts[b, c]` on. In training, the random key named
+    `dropout` is that of `encode`, for the same dropout of tokens and masks.
 
     Args:
       tokens: int32 `[B, N]`; only known ones are read.
