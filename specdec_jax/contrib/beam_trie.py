@@ -109,6 +109,8 @@ def below(sees: Array, parents: Array, starts: Array) -> Array:
   bool `[B, M, C]`, the level above, and themselves. Of `parents[B, U]`, -1 is
   that of a node that does not exist, and sees something.
   """
+  # A node that does not exist sees what node 0 of the level above does: with
+  # nothing to see, its softmax would be over no entry.
   return with_own(arrays.take(sees, jnp.maximum(parents, 0)), starts)
 
 
@@ -166,6 +168,7 @@ def capacity(
   """C, entries that a row needs: K for every token but the prompt's, and what a
   call writes. Without `max_new_tokens` a prompt may have one token and fill
   `max_len` all the same."""
+  # The prompt has one entry a token, whatever K is; all after it has K.
   entries = num_beams * max_len
   if max_new_tokens is not None:
     entries = min(entries, prompt_len + num_beams * (max_new_tokens + 1))

@@ -192,6 +192,8 @@ def run(
       draft, own = drafter.propose(
         params.drafter, state.beams, state.drafter_state
       )
+    # Rows that are done draft nothing, so that the narrow call can do when no
+    # other row has a draft.
     is_active = state.search.is_active[:, None, None]
     draft = dataclasses.replace(
       draft, parents=jnp.where(is_active, draft.parents, -1)
@@ -204,6 +206,8 @@ def run(
 
     if not drafter.may_abstain:
       return judge(state)
+    # Two calls in one loop, of which one runs: a batch without any draft pays
+    # for K tokens, not for K + G * U.
     has_draft = jnp.any(draft.parents >= 0)
     state = target_call.run_if(has_draft, judge, state)
     return target_call.run_if(~has_draft, lambda s: judge(s, 0), state)
@@ -239,6 +243,8 @@ def _judge(
   with jax.named_scope('commit'):
     own, num_entries = state.drafter_state, new.beams.num_entries
     batch_size, gamma, width = draft.tokens.shape
+    # Of 2 beams that followed nodes 0 and 2 of 3 on level 0, and 1 and 2 on
+    # level 1, offsets are [0, 2, 4, 5]: their entries move together.
     if gamma and target.gather is not None:
       starts = beams.num_entries + rules.num_beams
       levels = width * jnp.arange(gamma, dtype=jnp.int32)
@@ -261,6 +267,8 @@ def _replayed(
 
   def decide(replay: _Replay) -> _Replay:
     depth, nodes = replay.depth, replay.nodes
+    # Of 2 beams and levels of 3, logits 0 and 1 are of the pending tokens, 2 to
+    # 4 of level 0, 5 to 7 of level 1.
     first = jnp.where(depth > 0, num_beams + (depth - 1) * width, 0)
     search, parents, is_taken = beam_search.advance(
       replay.search, arrays.take(logits, first + nodes), replay.is_due, rules
@@ -311,12 +319,14 @@ def _find(
   """
 
   def level(values: Array) -> Array:
+    # A level more, of nothing: no sequence goes on below the last one.
     ended = jnp.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
     return jax.lax.dynamic_index_in_dim(ended, depth, 1)  # [B, 1, U]
 
   is_node = (level(draft.parents) == parents[:, :, None]) & (
     level(draft.tokens) == tokens[:, :, None]
   )
+  # Siblings differ in their tokens, so that at most one node fits.
   found = arrays.argmax(is_node.astype(jnp.int32))
   return found, jnp.all(jnp.any(is_node, axis=2), axis=1)
 

@@ -136,6 +136,8 @@ def from_task(
     examples = map(_pair, task.read())
     return preparation.encode(examples, words, limits, name=task.name)[0]
 
+  # A file has no splits: to validate on it would be to validate on what is
+  # trained on.
   if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
     validation_name = name
   return from_tokens(
@@ -222,6 +224,8 @@ def mix(
 
   choose(0)  # numpy refuses ratios that are no probabilities.
 
+  # All of them, whichever is read at this position: a run that goes on in
+  # between then finds what one that was not interrupted has.
   def prepare(position: int, params: Any) -> None:
     for dataset in datasets:
       if dataset.prepare is not None:

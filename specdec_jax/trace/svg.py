@@ -124,6 +124,7 @@ def _row(
 
 
 def _prompt(text: str) -> Iterator[_Part]:
+  # 'in a  box' is ['in', ' a', '  box']: lines break before a space.
   pieces = re.findall(r'\s*\S+', wording.visible(text))
   lines = [
     ''.join(piece for _, piece in line)

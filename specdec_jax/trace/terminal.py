@@ -133,6 +133,7 @@ def _text(text: str = '', style: str = '') -> 'Text':
 
 
 def _needs_marks(console: 'Console') -> bool:
+  # Without colour an accepted token and a rejected one would look the same.
   return console.color_system is None or console.no_color
 
 
@@ -162,6 +163,8 @@ def _flow(
       verdict = token['verdict']
       if recording.is_after_end(verdict) or token['token'] in hidden_ids:
         continue
+      # A rejected token is no part of the text: its line break would break the
+      # line of what was committed.
       if verdict == 'rejected':
         shown = wording.shown(token['text'])
       else:

@@ -65,6 +65,7 @@ def learning_rate(
     )
 
   def schedule(step: Array) -> Array:
+    # Exact up to step 2**24.
     steps = jnp.asarray(step, jnp.float32)
     since_warmup = jnp.maximum(0.0, steps - warmup_steps)
     rates = (known[name](steps, since_warmup) for name in names)
@@ -121,5 +122,6 @@ def adamw(
     optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
   ]
   if max_grad_norm is not None:
+    # Before the momenta, which one huge gradient would spoil for long.
     steps.insert(0, optax.clip_by_global_norm(max_grad_norm))
   return optax.chain(*steps)

@@ -217,10 +217,14 @@ def open_run(
   folder.mkdir(parents=True, exist_ok=True)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
+    # A step goes on only when its checkpoint is on the disk: who meets a full
+    # disk hears of it at that step.
     enable_async_checkpointing=False,
     cleanup_tmp_directories=True,
   )
   with contextlib.ExitStack() as stack:
+    # The first process asks, for all: its refusal ends the others too, which
+    # would wait for it at the next collective.
     lock = one_writer(folder / '.lock', folder)
     processes.ask_first(lambda: stack.enter_context(lock))
     processes.ask_first(lambda: _check_network(folder, config))
@@ -276,6 +280,7 @@ def average(checkpoints: Checkpoints, like: Run, *, last: int) -> ArrayTree:
   """Averages the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.steps()[-last:]
+  # One after another: two trees of parameters are in memory, not `last`.
   restored = (checkpoints.restore(like, step).state.params for step in steps)
   add = functools.partial(jax.tree.map, operator.add)
   total = functools.reduce(add, restored)

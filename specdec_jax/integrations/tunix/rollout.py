@@ -98,6 +98,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     )
     vocabulary: Any = self._decoder.vocabulary
     self._tokenizer = vocabulary.tokenizer
+    # Arrays cannot change: other weights are other arrays, and to compare which
+    # they are needs no digest.
     self._read = _leaves(self._model)
     self._programs: dict[Any, Refill] = {}
     self._num_calls = 0
@@ -125,6 +127,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       if not row:
         raise ValueError(f'prompt {number} has no tokens')
     outputs = self._decode(rows, rollout_config, sampling)
+    # Prompts with what was decoded after them, without padding.
     whole = [
       np.asarray(output.tokens[0, : output.lengths[0]]) for output in outputs
     ]
@@ -139,6 +142,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     width = _width(rows, rollout_config)
     padded = np.full((len(rows), width), self.pad_id(), np.int32)
     for i, row in enumerate(rows):
+      # Trainers take prompts padded on the left: [7, 8] of width 4 is
+      # [0, 0, 7, 8] with 0 for padding.
       padded[i, width - len(row) :] = row
     log_probs = None
     if rollout_config.return_logprobs:
@@ -302,6 +307,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       return self._num_calls
     if isinstance(config.seed, int):
       return config.seed % 2**32
+    # A JAX key: its bits are as good a seed as any.
     return int(jax.random.bits(config.seed))
 
 
@@ -335,6 +341,7 @@ def _width(rows: Sequence[Sequence[int]], config: RolloutConfig) -> int:
   longest = max(map(len, rows))
   if longest <= config.max_prompt_length:
     return config.max_prompt_length
+  # Each width is compiled: 300 and 500 tokens share 512.
   return 2 ** (longest - 1).bit_length()
 
 
