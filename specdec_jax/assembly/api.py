@@ -50,6 +50,7 @@ def load(
   min_p: float | None = None,
   dtype: str = 'float32',
   draft_dtype: str | None = None,
+  weights: str | None = None,
   sizes: str | None = None,
   vocabulary: str | os.PathLike[str] | None = None,
   exact_bits: bool = False,
@@ -73,6 +74,8 @@ def load(
     min_p: keeps tokens with at least this share of the likeliest's probability.
     dtype: 'float32' or 'bfloat16', of weights and caches.
     draft_dtype: of the draft model; None for `dtype`.
+    weights: 'int8', 'int4' or 'int4:64' keeps the target's matrices as
+      integers, with a scale for each output or 64 weights; None for `dtype`.
     sizes: of a T5X checkpoint, which does not state them.
     vocabulary: the path of one, where none lies beside the model.
     exact_bits: runs the target at one width, drafts or not, so that greedy text
@@ -95,7 +98,11 @@ def load(
   mesh.check_devices(1)
   words = None if vocabulary is None else os.fspath(vocabulary)
   target = Model(
-    checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype
+    checkpoint=os.fspath(model),
+    sizes=sizes,
+    vocabulary=words,
+    dtype=dtype,
+    weights=weights,
   )
   draft = None
   if draft_model is not None:

@@ -280,7 +280,7 @@ def assembled(
   parts = _made(seen, drafter, rule, length, exact_bits=exact_bits)
   made = parts['drafting']
   own = () if made.config is None else families.param_shapes(made.config)
-  target = families.param_shapes(seen.config)
+  target = models.param_shapes(model, seen.config)
   result = Decoder(
     model=model,
     choice=drafter,
@@ -295,6 +295,14 @@ def assembled(
   if gamma >= limit:
     raise ValueError(f'gamma {gamma} is too large for a context of {limit}')
   return result
+
+
+def own_params(params: Params) -> Any:
+  """The drafter's arrays, or shapes, that are not the target's very own."""
+  shared = {id(leaf) for leaf in jax.tree.leaves(params.target)}
+  return jax.tree.map(
+    lambda leaf: None if id(leaf) in shared else leaf, params.drafter
+  )
 
 
 def _at_one_width(drafter: Drafter, exact_bits: bool) -> Drafter:

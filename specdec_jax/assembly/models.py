@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import formats, loading, settings
-from specdec_jax.models import families, layers, presets
+from specdec_jax.models import families, layers, presets, quantized
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies
 
@@ -38,14 +38,19 @@ class Model:
     vocabulary: the path of a SentencePiece model or of a folder with a
       vocabulary; None for that beside the checkpoint.
     dtype: 'float32' or 'bfloat16', of weights, activations and caches.
+    weights: as which integers matrices are kept, see `models.quantized`:
+      'int8', 'int4', or 'int4:64' with a scale for each 64; None for `dtype`.
   """
 
   checkpoint: str
   sizes: str | AnyConfig | None = None
   vocabulary: str | None = None
   dtype: str = 'bfloat16'
+  weights: str | None = None
 
   def __post_init__(self):
+    if self.weights is not None:
+      quantized.bits_of(self.weights)
     if self.dtype not in presets.DTYPES:
       raise ValueError(
         f'dtype is {self.dtype!r}, expected the name '
@@ -170,17 +175,47 @@ def read_params(
   """Reads the weights; ValueError if the checkpoint has other arrays.
 
   `shardings` says from their shapes where each is to be; None puts them on the
-  default device, with the copies of `layers.with_cpu_copies`.
+  default device, with the copies of `layers.with_cpu_copies`. What is to be
+  packed is read and packed on the host, where it is whole.
   """
-  if model.is_random:
-    params = _draw_params(config)
+  if model.weights is None:
+    params = _read(model, config, shardings)
   else:
-    path = loading.locate(model.checkpoint)
-    params = formats.read_params(path, config, shardings)
+    with jax.default_device(_host()):
+      params = _read(model, config)
+      params = quantized.packed(params, quantized.bits_of(model.weights))
+    places = shardings(params) if shardings else jax.local_devices()[0]
+    params = jax.device_put(params, places)
   if shardings is None:
     is_tied = getattr(config, 'is_tied', False)
     params = layers.with_cpu_copies(params, is_tied=is_tied)
   return params
+
+
+def _read(
+  model: Model,
+  config: Config | DrafterConfig,
+  shardings: Shardings | None = None,
+) -> Any:
+  if model.is_random:
+    return _draw_params(config)
+  path = loading.locate(model.checkpoint)
+  return formats.read_params(path, config, shardings)
+
+
+def _host() -> Any:
+  """The CPU, or None, for the default device, if JAX_PLATFORMS has none."""
+  with contextlib.suppress(RuntimeError):
+    return jax.local_devices(backend='cpu')[0]
+  return None
+
+
+def param_shapes(model: Model, config: Config) -> Any:
+  """The tree of `read_params`, without copies, as `jax.ShapeDtypeStruct`s."""
+  shapes = families.param_shapes(config)
+  if model.weights is None:
+    return shapes
+  return quantized.packed(shapes, quantized.bits_of(model.weights))
 
 
 def _draw_params(config: Config | DrafterConfig) -> dict:

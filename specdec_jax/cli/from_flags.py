@@ -69,6 +69,7 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
       sizes=args.config,
       vocabulary=args.vocabulary,
       dtype=args.dtype,
+      weights=args.weights,
     ),
     drafter=_drafter(args, is_auto=is_auto),
     rule=rule,

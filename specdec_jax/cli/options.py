@@ -1,7 +1,7 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from specdec_jax.assembly.drafters import DRAFTERS
@@ -129,13 +129,14 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     choices=DTYPES,
     help='of the draft model (default: that of --dtype)',
   )
+  add_weights(add)
   add(
     '--drafter',
     choices=DRAFTERS,
     help='the source of guesses (default: what --draft_model is for, or '
     'prompt_lookup)',
   )
-  _add_flags(group, DRAFTERS.values())
+  add_flags(group, DRAFTERS.values())
   _add_adaptive(add)
   add(
     '--verification',
@@ -143,12 +144,14 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     default='speculative_sampling',
     help='the acceptance rule',
   )
-  _add_flags(group, RULES.values())
+  add_flags(group, RULES.values())
 
 
-def _add_flags(group: Group, choices: Iterable[type]) -> None:
-  """Adds the flags that any of some choices has, each once."""
-  added = set()
+def add_flags(
+  group: Group, choices: Iterable[type], but: Collection[str] = ()
+) -> None:
+  """Adds the flags that any of some choices has, each once; none of `but`."""
+  added = set(but)
   for choice in choices:
     for name, field in options_of(choice).items():
       if name not in added:
@@ -191,6 +194,16 @@ def _add_adaptive(add: Callable) -> None:
     type=cost,
     help='for --adaptive estimate: time of a drafted token over that of a '
     'target run, c of `calibrate`',
+  )
+
+
+def add_weights(add: Callable) -> None:
+  """Adds of how many bits the target's weights are."""
+  add(
+    '--weights',
+    metavar='INT',
+    help="keep the target's matrices as integers: int8, int4, or int4:64 with "
+    'a scale for each 64 weights (default: in --dtype)',
   )
 
 

@@ -5,7 +5,6 @@ takes of every chip, from shapes alone."""
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting
+from specdec_jax.assembly.decoder import own_params
 from specdec_jax.base import Params, Prompt
 from specdec_jax.contrib import speculative_beams
 from specdec_jax.decoding import scoring, speculative
@@ -22,7 +22,7 @@ from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import failures, processes, progress
 from specdec_jax.measure import exact_bits
-from specdec_jax.models import families
+from specdec_jax.models import families, quantized
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
@@ -227,7 +227,7 @@ def footprint(job: Job) -> dict[str, Size]:
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
   config = job.decoder.drafting.config
   # A drafter that shares the target's embeddings has only its own here.
-  own = () if config is None else families.param_shapes(config)
+  own = own_params(shapes) if config is None else families.param_shapes(config)
   of_params = mesh_lib.parameter_shardings
   return {
     'target parameters': _size(shapes.target, of_params(mesh, shapes.target)),
@@ -242,8 +242,8 @@ def _size(tree: object, shardings: object) -> Size:
   sizes = [
     Size(
       leaf.size,
-      leaf.size * leaf.dtype.itemsize,
-      math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize,
+      quantized.num_bytes(leaf.shape, leaf.dtype),
+      quantized.num_bytes(sharding.shard_shape(leaf.shape), leaf.dtype),
     )
     for leaf, sharding in pairs
   ]

@@ -16,6 +16,8 @@ import numpy as np
 from jax.experimental import layout
 
 from specdec_jax.base import Array
+from specdec_jax.models import quantized
+from specdec_jax.models.quantized import SCALE
 
 # The parameters of a network: arrays by name, in a dictionary per branch.
 Weights = dict[str, Any]
@@ -191,7 +193,10 @@ _FLOAT32 = 'float32_'
 
 def _product(module: nn.Module, x: Array, kernel: Array, name: str) -> Array:
   """`_matmul`, with `x` rounded to the kernel's dtype; for a single row with
-  the kernel's float32 copy, if there is one."""
+  the kernel's float32 copy, if there is one. Of packed weights, theirs."""
+  if module.has_variable('params', name + SCALE):
+    scale: Array = module.get_variable('params', name + SCALE)
+    return quantized.product(x, kernel, scale)
   copy = _FLOAT32 + name
   if x.size > x.shape[-1] or not module.has_variable('params', copy):
     return _matmul(x.astype(kernel.dtype), kernel)
@@ -218,14 +223,16 @@ class Embed(nn.Module):
 
   def __call__(self, tokens: Array) -> Array:
     """int32 `[B, T]` to `[B, T, embed]`. Ids out of range clip."""
-    rows = jnp.take(self.embedding, tokens, axis=0, mode='clip')
-    return rows.astype(self.dtype)
+    return quantized.look_up(self.variables['params'], tokens, self.dtype)
 
   def attend(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
     if self.has_variable('params', TRANSPOSED):
       kernel: Array = self.get_variable('params', TRANSPOSED)
       return _product(self, x, kernel, TRANSPOSED)
+    scale = self.variables['params'].get('embedding' + SCALE)
+    if scale is not None:
+      return quantized.product(x, self.embedding, scale, axis=1)
     return _matmul(x.astype(self.embedding.dtype), self.embedding.T)
 
 
@@ -237,6 +244,7 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
   Kernels of one input are joined. Embeddings that the logits reuse (`is_tied`)
   get a transpose; for single rows, kernels that are not in float32 get a copy
   that is, and those with more inputs than outputs one that is also transposed.
+  Packed weights are joined, and nothing else.
   """
   if jax.default_backend() != 'cpu':
     return params
@@ -248,11 +256,11 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
         value = _join(value, _ONE_INPUT[name])
       value = with_cpu_copies(value, is_tied=is_tied)
     copied[name] = value
-  if is_tied and 'embedding' in params:
+  if is_tied and 'embedding' in params and 'embedding' + SCALE not in params:
     copied[TRANSPOSED] = params['embedding'].T
   for name in ('kernel', TRANSPOSED):
     kernel = copied.get(name)
-    if kernel is None:
+    if kernel is None or name + SCALE in copied:
       continue
     # A row times a tall matrix reads it in strides, unless it is transposed.
     is_tall = name == 'kernel' and kernel.shape[0] > kernel.shape[1]
@@ -278,7 +286,9 @@ def with_logits_of(
       value = value[:, ids]
     cut[name] = value
   if is_tied and 'embedding' in params and TRANSPOSED not in params:
-    cut[TRANSPOSED] = params['embedding'][ids].T
+    for end in ('', SCALE):
+      if 'embedding' + end in params:
+        cut[TRANSPOSED + end] = params['embedding' + end][ids].T
   return cut
 
 
@@ -318,12 +328,14 @@ def _join(params: dict, names: Sequence[str]) -> dict:
 
 
 def num_params(params: Weights) -> int:
-  """How many parameters a tree has, the copies of `with_cpu_copies` apart."""
+  """How many parameters a tree has, apart from the copies of `with_cpu_copies`
+  and the scales of packed weights."""
   # Names of copies begin with these: `transposed_embedding`, `float32_kernel`.
   return sum(
     leaf.size
     for path, leaf in jax.tree.leaves_with_path(params)
     if not path[-1].key.startswith((TRANSPOSED, _FLOAT32))
+    and not path[-1].key.endswith(SCALE)
   )
 
 

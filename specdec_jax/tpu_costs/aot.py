@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from specdec_jax.decoding.program import Part
 from specdec_jax.files.require import require
 from specdec_jax.launch import platforms
+from specdec_jax.models import quantized
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
@@ -235,6 +236,7 @@ def tree_bytes(tree: Any) -> int:
     shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
     # A random key is two words.
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return math.prod(shape) * (8 if is_key else np.dtype(leaf.dtype).itemsize)
+    dtype = np.uint64 if is_key else leaf.dtype
+    return quantized.num_bytes(shape, dtype)
 
   return sum(map(num_bytes, jax.tree.leaves(tree)))

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specdec_jax import distributions, trees, verification
-from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly import models
+from specdec_jax.assembly.decoder import Decoder, own_params
 from specdec_jax.assembly.lengths import Fixed, Length
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Prompt, Tree
@@ -66,7 +67,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
     # Of the likeliest tokens, as the planner's rates of trees are measured.
     seen = dataclasses.replace(seen, sampling=Sampling())
   made = decoder.choice.make(seen, length)
-  target = families.param_shapes(decoder.config)
+  target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
   target = lying(target, mesh_lib.parameter_shardings(mesh, target))
   own: Any = ()
@@ -79,6 +80,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
     except ValueError as error:
       note = f'Every chip has the whole draft model, since {error}.'
     own = lying(own, mesh_lib.drafter_shardings(mesh, own))
+  params = Params(target, made.join(target, own))
 
   def places(state: DecodeState) -> DecodeState:
     all_places: DecodeState = mesh_lib.state_shardings(mesh, state)
@@ -91,7 +93,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
     method=dataclasses.replace(
       decoder.method, target=made.target_of(seen), drafter=made.drafter
     ),
-    params=Params(target, made.join(target, own)),
+    params=params,
     prompt=_prompt(workload),
     max_len=workload.max_len,
     places=places,
@@ -100,7 +102,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
     workload=workload,
     program=program,
     chain=made.chain,
-    own=own,
+    own=own or own_params(params),
     draft_mesh=None if note else mesh,
     note=note,
   )

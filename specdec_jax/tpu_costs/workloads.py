@@ -1,6 +1,9 @@
 """What is to be decoded on a TPU slice that need not be there."""
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -11,7 +14,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import by_name
+from specdec_jax.assembly.option_fields import by_name, chosen
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import AnyConfig
@@ -79,16 +82,23 @@ def default_num_partitions(slice_: Slice, batch_size: int) -> int:
 
 
 def decoder_of(
-  target: str, drafter: str, draft: str | None, *, dtype: str
+  target: str,
+  drafter: str,
+  draft: str | None,
+  *,
+  dtype: str,
+  weights: str | None = None,
+  options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Decoder:
   """A decoder without weights, sampled at temperature 1.
 
   `target` is a name of `models.presets`, `drafter` one of
   `assembly.drafters.DRAFTERS`, and `draft` the sizes of its network: a name of
   `presets` that is for it, or a folder; None for a drafter without weights.
+  `weights` are as for `Model`, and `options` has what the drafter is told.
   ValueError if there are no such sizes, or they do not fit the target.
   """
-  model = Model(checkpoint=target, sizes=target, dtype=dtype)
+  model = Model(checkpoint=target, sizes=target, dtype=dtype, weights=weights)
   own: dict[str, Model] = {}
   if draft is not None:
     # A name of sizes is read as such, anything else as a folder's path.
@@ -105,7 +115,7 @@ def decoder_of(
     raise ValueError(f'drafter {drafter} {needs} draft sizes')
   return decoder_lib.outline(
     model,
-    drafter=make(**own),
+    drafter=chosen('drafter', DRAFTERS, drafter, options, **own),
     sampling=Sampling(temperature=1.0),
     is_dry_run=True,
   )

@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import drafters, logits
+from specdec_jax.assembly.drafters import Quantized, Target
+from specdec_jax.assembly.lengths import Fixed
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.data import ngram_counts, text_pool
 from specdec_jax.models.drafting import block_decoder
@@ -126,6 +129,15 @@ def _eagle_params() -> Params:
   return Params(target, toy_eagle.joined(target, own))
 
 
+_quantized = functools.partial(Quantized, bits=4, layers=1)
+TARGET = Target(
+  name='toy',
+  config=TARGET_CONFIG,
+  vocabulary=None,
+  sampling=Sampling(temperature=1.0),
+)
+
+
 def _pool():
   """A pool that is full of texts."""
   rng = np.random.default_rng(0)
@@ -185,6 +197,14 @@ ROWS = {
     _autoregressive(LLAMA),
     lambda: toy.llama_params(
       toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
+    ),
+  ),
+  'quantized': Row(
+    lambda gamma: _quantized().make(TARGET, Fixed(gamma)).drafter,
+    lambda: (
+      _quantized()
+      .make(TARGET, Fixed(1))
+      .join(toy.llama_params(TARGET_CONFIG, seed=4), ())
     ),
   ),
   'branching': Row(_tree(MODEL), _toy_params, is_tree=True),
@@ -261,6 +281,7 @@ every_drafter = slow.parametrize(
     'uniform',
     'spec_drafter',
     'autoregressive',
+    'quantized',
     'branching',
     'eagle',
     'adaptive, heuristic',

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.models import families
+from specdec_jax.models import families, quantized
+from specdec_jax.models.quantized import Bits
 from tests import slow, toy, toy_gemma, toy_t5
 
 VOCAB_SIZE = 7
@@ -16,6 +17,12 @@ PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
 # What an encoder reads beside each of them.
 ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
 ENCODER_WIDTH = 8
+
+
+def _packed(make_params, bits: Bits):
+  return quantized.packed(make_params(), bits)
+
+
 # Sizes and parameters of every network.
 NETWORKS = {
   name: (
@@ -63,6 +70,16 @@ NETWORKS |= {
     'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
   }.items()
 }
+NETWORKS |= {
+  f'{name}, packed': (config, functools.partial(_packed, make_params, bits))
+  for name, bits in (
+    ('llama, later', Bits(8)),
+    ('llama, one head, tied, biased', Bits(4)),
+    ('T5 1.1', Bits(4, 4)),
+    ('Gemma 3', Bits(8)),
+  )
+  for config, make_params in [NETWORKS[name]]
+}
 ROWS = {
   'toy': (toy.toy(VOCAB_SIZE), lambda: toy.toy_params(VOCAB_SIZE, seed=3))
 } | {
@@ -71,9 +88,11 @@ ROWS = {
 }
 # A test of each: one of every family now, the others in `make test-all`.
 every_model = slow.parametrize(
-  'name', ROWS, now=['toy', 'llama, later', 'T5 1.1', 'Gemma 3']
+  'name',
+  ROWS,
+  now=['toy', 'llama, later', 'T5 1.1', 'Gemma 3', 'T5 1.1, packed'],
 )
-HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
+HAS_ENCODER = {'T5 1.1', 'T5 1.1, packed', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
 
 
 @functools.cache

@@ -53,6 +53,7 @@ DRAFTER_OPTIONS = {
   'ngram': {'gamma': 2, 'ngram_text': '{folder}/counted.txt'},
   'uniform': {'gamma': 2},
   'model': {'gamma': 3},
+  'quantized': {'gamma': 3, 'bits': 4, 'layers': 1},
   'eagle': {'gamma': 3, 'lookup': True},
   'spec_drafter': {'gamma': 3},
   'block_heads': {'gamma': 2},
@@ -62,6 +63,7 @@ DRAFTER_OPTIONS = {
 TREE_OPTIONS = {
   'prompt_lookup': {'gamma': 2, 'num_continuations': 3, 'min_ngram': 1},
   'model': {'gamma': 3, 'tree': (0, 0, 0, 1, 1, 4)},
+  'quantized': {'gamma': 2, 'tree': 4},
   'eagle': {'gamma': 2, 'tree': 5},
 }
 # Rules for trees alone.
@@ -341,7 +343,7 @@ def _keep_small_programs(monkeypatch):
 @slow.parametrize(
   'name',
   DRAFTERS,
-  now=['none', 'prompt_lookup', 'model'],
+  now=['none', 'prompt_lookup', 'model', 'quantized'],
 )
 def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   case = case_of_drafter(name)

@@ -8,6 +8,7 @@ from specdec_jax.assembly.drafters.eagle import Eagle
 from specdec_jax.assembly.drafters.ngram import NGram
 from specdec_jax.assembly.drafters.none import NoDrafter
 from specdec_jax.assembly.drafters.prompt_lookup import PromptLookup
+from specdec_jax.assembly.drafters.quantized import Quantized
 from specdec_jax.assembly.drafters.spec_drafter import SpecDrafter
 from specdec_jax.assembly.drafters.suffix import Suffix
 from specdec_jax.assembly.drafters.uniform import Uniform
@@ -19,6 +20,7 @@ DRAFTERS: dict[str, type[DrafterChoice]] = {
   'ngram': NGram,
   'uniform': Uniform,
   'model': DraftModel,
+  'quantized': Quantized,
   'eagle': Eagle,
   'spec_drafter': SpecDrafter,
   'block_heads': BlockHeads,
@@ -35,6 +37,7 @@ __all__ = [
   'NGram',
   'NoDrafter',
   'PromptLookup',
+  'Quantized',
   'SpecDrafter',
   'Suffix',
   'Target',

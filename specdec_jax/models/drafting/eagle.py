@@ -18,7 +18,7 @@ import numpy as np
 from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
 from specdec_jax.drafters.eagle import EagleModel
-from specdec_jax.models import attention, kv_cache, networks, taps
+from specdec_jax.models import attention, kv_cache, networks, quantized, taps
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
   Dense,
@@ -346,11 +346,11 @@ def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
     at: Array | None = None,
     placement: Placement | None = None,
   ) -> tuple[Array, Array, KVCache]:
-    table = params['token_embedder']['embedding']
-    embeddings = jnp.take(table, tokens, axis=0, mode='clip')
+    embedder = params['token_embedder']
+    embeddings = quantized.look_up(embedder, tokens, config.dtype)
     hidden, keys, values = apply(
       params['eagle'],
-      embeddings.astype(config.dtype),
+      embeddings,
       hidden,
       cache.keys[0],
       cache.values[0],

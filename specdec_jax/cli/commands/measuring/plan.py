@@ -7,6 +7,7 @@ iteration for a TPU slice that need not be there (--topology).
 import argparse
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +39,7 @@ _IF_ANY = (
 # Flags of costs that are compiled.
 _COMPILED = (
   *('target', 'draft', 'drafter', 'topology', 'batch_size', 'input_length'),
-  *('num_partitions', 'dtype'),
+  *('num_partitions', 'dtype', 'weights', 'bits', 'group', 'layers'),
 )
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
@@ -46,7 +47,8 @@ _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  add = parser.add_argument_group('costs').add_argument
+  group = parser.add_argument_group('costs')
+  add = group.add_argument
   number = functools.partial(add, type=options.positive_int)
   add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
   add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
@@ -80,7 +82,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     choices=presets.DTYPES,
     help='of the weights (default: bfloat16)',
   )
-  add = parser.add_argument_group('planning').add_argument
+  _add_quantized(group)
+  _add_planning(parser.add_argument_group('planning').add_argument)
+  options.add_report(parser, 'write the plan', shown='tables')
+
+
+def _add_quantized(group: options.Group) -> None:
+  options.add_weights(group.add_argument)
+  # What other drafters are told changes no cost, or is a file.
+  options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
+
+
+def _add_planning(add: Callable) -> None:
   add(
     '--alpha',
     type=options.share,
@@ -102,7 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     type=options.cost,
     help='of one chip-hour: predicts the cost per million output tokens',
   )
-  options.add_report(parser, 'write the plan', shown='tables')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -209,7 +221,10 @@ def _compile(args: argparse.Namespace) -> Figures:
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
   by_sizes = 'eagle' if args.draft in presets.EAGLES else 'model'
   decoder = workloads.decoder_of(
-    args.target, args.drafter or by_sizes, args.draft, dtype=dtype.name
+    *(args.target, args.drafter or by_sizes, args.draft),
+    dtype=dtype.name,
+    weights=args.weights,
+    options=vars(args),
   )
   slice_ = aot.find_slice(args.topology)
   task = workloads.Workload(
@@ -244,6 +259,7 @@ def _compile(args: argparse.Namespace) -> Figures:
     'model': args.target,
     'drafter': args.draft or args.drafter,
     'dtype': dtype.name,
+    'weights': args.weights,
     'device': args.topology,
     'num_devices': len(slice_.devices),
     **{name: getattr(task, name) for name in _WORKLOAD},

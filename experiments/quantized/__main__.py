@@ -1,0 +1,534 @@
+"""Packed weights, and targets in few bits that draft for themselves.
+
+    python -m experiments.quantized
+
+Tables: what bits cost in quality; how often a target in few bits guesses what
+the target says; plain and verify steps on this device; bytes and times of
+compiled TPU programs, and what speculation would gain there. See README.md.
+"""
+
+import argparse
+import dataclasses
+import functools
+import gettext
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specdec_jax
+from experiments import common, report
+from experiments.report import Cells, Table
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import packing, running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafters import NoDrafter, Quantized
+from specdec_jax.assembly.lengths import Fixed
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Array, Params, Prompt
+from specdec_jax.infer import quality
+from specdec_jax.measure import calibration, sides, stopwatch
+from specdec_jax.models import families, quantized
+from specdec_jax.theory import planner
+from specdec_jax.tpu_costs import aot, parts, workloads
+
+MODULE = 'experiments.quantized'
+_PROMPTS = Path('experiments/suite/prompts')
+_CATALOGUES = Path('/usr/share/locale/de/LC_MESSAGES')
+# What is compared; None is without packing.
+WEIGHTS = (
+  *(None, 'int8', 'int8:32'),
+  *('int4', 'int4:64', 'int4:32', 'int3:32'),
+)
+# Bits, group and layers of drafters.
+DRAFTERS: tuple[dict[str, Any], ...] = (
+  *({'bits': bits} for bits in (8, 4, 3)),
+  *({'bits': bits, 'group': 32} for bits in (4, 3)),
+  *({'bits': bits, 'layers': 2 / 3} for bits in (8, 4)),
+)
+# Targets of the tables of TPUs.
+_TARGETS = 'llama_3_1_8b', 't5_1_1_xxl'
+_CHIPS = 'v5e:1x1', 'v6e:1x1', 'v4:1x1x1'
+_WINDOW = 256
+
+
+def perplexities(num_windows: int) -> Table:
+  """Of SmolLM2 on the suite's texts, and its guesses beside float32's."""
+  rows, best = [], None
+  texts = [
+    json.loads(line)['text']
+    for name in ('long_input', 'summarisation', 'retrieval')
+    for line in (_PROMPTS / f'{name}.jsonl').read_text().splitlines()
+  ]
+  for dtype, weights in (
+    ('float32', None),
+    *(('bfloat16', w) for w in WEIGHTS),
+  ):
+    decoder = _plain('smollm2-135m', dtype, weights)
+    ids = decoder.vocabulary.encode('\n\n'.join(texts))
+    count = min(num_windows, len(ids) // _WINDOW)
+    tokens = np.asarray(ids[: count * _WINDOW]).reshape(count, _WINDOW)
+    run = jax.jit(functools.partial(_scored, config=decoder.config))
+    found = [run(decoder.params.target, row[None]) for row in tokens]
+    losses = np.concatenate([np.asarray(loss[0]) for loss, _ in found])
+    guesses = np.concatenate([np.asarray(guess[0]) for _, guess in found])
+    best = guesses if best is None else best
+    rows.append(
+      _names(decoder)
+      | {
+        'perplexity': f'{np.exp(losses.mean()):.3f}',
+        'likeliest token is that of float32': f'{np.mean(guesses == best):.1%}',
+      }
+    )
+  return Table(
+    rows=rows,
+    notes=[
+      f'{losses.size} tokens of the texts of experiments/suite/prompts, '
+      f'{_WINDOW} at a time, each window by itself. MB are those of the '
+      'matrices and scales, of norms and of tables of positions.'
+    ],
+  )
+
+
+def _scored(params: Any, tokens: Array, *, config: Any) -> tuple[Array, Array]:
+  """Losses of all tokens but the first, and what is likeliest in their place:
+  `[B, T - 1]` each."""
+  model = families.language_model(config)
+  ones = jnp.ones(len(tokens), jnp.int32)
+  prompt = Prompt(None, tokens[:, :1], ones, ones)
+  cache = model.init(params, prompt, tokens.shape[1])
+  logits, _ = model.extend(params, tokens[:, :-1], cache)
+  log_probs = jax.nn.log_softmax(logits)
+  losses = -jnp.take_along_axis(log_probs, tokens[:, 1:, None], -1)[..., 0]
+  return losses, jnp.argmax(logits, -1)
+
+
+def bleus(num_texts: int) -> Table:
+  """Of `ende-mini`, against the catalogues and against its own in float32."""
+  pairs = [*_catalogue_pairs()]
+  pairs = [pairs[i] for i in _spread(len(pairs), num_texts)]
+  sources, references = zip(*pairs, strict=True)
+  rows: list[Cells] = []
+  best: list[str] = []
+  for dtype, weights in (
+    ('float32', None),
+    *(('bfloat16', w) for w in WEIGHTS),
+  ):
+    decoder = _plain('ende-mini', dtype, weights)
+    texts = specdec_jax.generate(
+      decoder, sources, max_new_tokens=64, batch_size=16
+    )
+    found = [each.text for each in texts]
+    best = best or found
+    rows.append(
+      _names(decoder)
+      | {
+        'BLEU': f'{quality.bleu(references, found)["bleu"]:.2f}',
+        "BLEU against float32's": f'{quality.bleu(best, found)["bleu"]:.1f}',
+        "texts that are float32's": f'{np.mean(np.equal(best, found)):.1%}',
+      }
+    )
+  return Table(
+    rows=rows,
+    notes=[
+      f'Greedy, {len(pairs)} messages of 4 to 30 words from the German '
+      'catalogues of the programs on this machine '
+      f'({_CATALOGUES}/*.mo), on which nothing was trained: `ende-mini` knows '
+      'package descriptions and LibreOffice.'
+    ],
+  )
+
+
+def _catalogue_pairs() -> Iterator[tuple[str, str]]:
+  """English messages without places to fill in, and their translations."""
+  seen = set()
+  for path in sorted(_CATALOGUES.glob('*.mo')):
+    with path.open('rb') as file:
+      messages = gettext.GNUTranslations(file)._catalog  # type: ignore
+    for source, target in messages.items():
+      if not isinstance(source, str) or source in seen:
+        continue
+      is_plain = not any(x in source + target for x in '%\n{}<>|&_')
+      if is_plain and 4 <= len(source.split()) <= 30 and source != target:
+        seen.add(source)
+        yield source, target
+
+
+def _spread(count: int, wanted: int) -> list[int]:
+  return (
+    np.linspace(0, count - 1, min(wanted, count)).round().astype(int).tolist()
+  )
+
+
+def _plain(name: str, dtype: str, weights: str | None) -> Decoder:
+  model = Model(checkpoint=name, dtype=dtype, weights=weights)
+  return decoder_lib.build(model, drafter=NoDrafter())
+
+
+def _names(decoder: Decoder) -> Cells:
+  model = decoder.model
+  shapes = jax.tree.leaves(
+    decoder_lib.assembled(
+      model,
+      decoder.seen,
+      drafter=NoDrafter(),
+      rule=decoder.rule,
+      length=decoder.length,
+    ).params.target
+  )
+  return {
+    'weights': model.weights or model.dtype,
+    'activations': model.dtype,
+    'MB': f'{sum(_num_bytes(leaf) for leaf in shapes) / 1e6:.1f}',
+  }
+
+
+def _num_bytes(leaf: Any) -> int:
+  return quantized.num_bytes(leaf.shape, leaf.dtype)
+
+
+def acceptance(num_new: int) -> Table:
+  """How often targets in float32 accept their own guesses in few bits."""
+  rows = []
+  for name in ('smollm2-135m', 'ende-mini'):
+    for temperature in (0.0, 1.0):
+      rows += _accepted(name, temperature, num_new)
+  return Table(
+    rows=rows,
+    notes=[
+      "Targets in float32. Greedy alpha is the share of the target's own "
+      'greedy tokens that the drafter finds likeliest; at temperature 1 it is '
+      'the mean of sum min(p, q) along text that the target draws. Prompts are '
+      'chat.jsonl and short.jsonl of experiments/prompts, with '
+      f'{num_new} new tokens each; layers are evenly spread.'
+    ],
+  )
+
+
+def _choices(num_layers: int) -> dict[str, Quantized]:
+  """The drafters of the table, by what they are called."""
+  found = {}
+  for options in DRAFTERS:
+    kept = options.get('layers', 1) * num_layers
+    own = {**options, 'layers': round(kept)}
+    label = f'{own["bits"]} bits'
+    label += f' by {own["group"]}' if 'group' in own else ''
+    label += f', {own["layers"]} of {num_layers} layers'
+    found[label] = Quantized(**own)
+  return found
+
+
+def _accepted(name: str, temperature: float, num_new: int) -> list[Cells]:
+  decoder = decoder_lib.build(
+    Model(checkpoint=name, dtype='float32'),
+    drafter=NoDrafter(),
+    sampling=Sampling(temperature=temperature),
+  )
+  choices = _choices(families.num_layers(decoder.config)[-1])
+  made = [each.make(decoder.seen, Fixed(1)) for each in choices.values()]
+  target = decoder.params.target
+  is_chat = name.startswith('smollm2')
+  path = Path('experiments/prompts') / (
+    'chat.jsonl' if is_chat else 'short.jsonl'
+  )
+  texts = [json.loads(line)['prompt'] for line in path.read_text().splitlines()]
+  settings = running.DecodeSettings(
+    max_new_tokens=num_new, chat=is_chat, batch_size=12
+  )
+  batches = packing.pack(decoder, texts, settings)
+  found = calibration.overlaps(
+    Params(target, [each.join(target, ()) for each in made]),
+    jax.random.key(0),
+    [batch.prompt for batch in batches],
+    method=decoder.method,
+    drafters=[each.drafter for each in made],
+    is_argmax=not temperature,
+    max_len=running.max_length(decoder, batches[0], num_new),
+    num_tokens=num_new,
+  )
+  rows = []
+  for label, [overlaps] in zip(choices, found, strict=True):
+    figures = calibration.acceptance(overlaps, max_gamma=4)
+    rows.append(
+      {
+        'target': name,
+        'drafter': label,
+        'temperature': f'{temperature:g}',
+        'alpha': f'{figures["alpha"]:.3f}',
+        '95%': report.interval(figures['alpha_interval']),
+        'tokens': figures['num_prefixes'],
+      }
+    )
+  return rows
+
+
+def steps(num_new: int, repeats: int) -> Table:
+  """Plain and verify steps on this device by weights."""
+  rows = []
+  for name in ('smollm2-135m', 'ende-mini'):
+    decoders = {
+      (dtype, weights): _plain(name, dtype, weights)
+      for dtype in ('float32', 'bfloat16')
+      for weights in (None, 'int8', 'int4', 'int4:32')
+    }
+    programs: dict[Any, Any] = {}
+    for key, decoder in decoders.items():
+      settings = running.DecodeSettings(max_new_tokens=num_new)
+      text = 'The package contains a small program that shows the time.'
+      [batch] = packing.pack(decoder, [text], settings)
+      method = dataclasses.replace(decoder.method, eos_id=(-1,))
+      length = running.max_length(decoder, batch, num_new)
+      args = decoder.params, jax.random.key(0), [batch.prompt]
+      for width in (1, 5):
+        full = stopwatch.always_full(width - 1)
+        side = sides.speculative_side(
+          *args,
+          method=dataclasses.replace(method, drafter=full),
+          max_len=length,
+        )
+        programs[(*key, width)] = side
+    seconds, states = stopwatch.alternate(
+      {key: side.decode for key, side in programs.items()}, repeats
+    )
+    for key, decoder in decoders.items():
+      each = {}
+      for width in (1, 5):
+        [state] = states[(*key, width)]
+        runs = int(state.statistics.num_target_runs.max())
+        each[width] = 1e3 * float(np.median(seconds[(*key, width)])) / runs
+      rows.append(
+        {'target': name}
+        | _names(decoder)
+        | {
+          'T(1), ms': f'{each[1]:.2f}',
+          'T(5), ms': f'{each[5]:.2f}',
+        }
+      )
+  return Table(
+    rows=rows,
+    notes=[
+      f'Batch 1, {num_new} new tokens, medians of {repeats} decodes in turns. '
+      'T(w) is an iteration that scores w positions.'
+    ],
+  )
+
+
+def tpu_bytes(chip: str) -> Table:
+  """What steps of compiled programs read, beside the packed weights."""
+  rows = []
+  for target in _TARGETS:
+    for weights in (None, 'int8', 'int4', 'int4:128'):
+      for batch_size, prompt in ((1, 64), (8, 4096 - 128)):
+        if target.startswith('t5') and batch_size > 1:
+          continue
+        rows.append(_steps_of(target, weights, batch_size, prompt, chip))
+  return Table(
+    rows=rows,
+    notes=[
+      'PREDICTED: compiled for the chip, none of it ran. A plain step is of '
+      'one position, a verify step of five. "Over" is what crosses between '
+      'memory and chip over the weights that a step reads, packed, with '
+      'their scales: without an encoder, and of embeddings that are not read '
+      'as logits without all but the rows that are looked up. The rest is of '
+      'caches and of what the step computes.'
+    ],
+  )
+
+
+def _steps_of(
+  target: str, weights: str | None, batch_size: int, prompt: int, chip: str
+) -> Cells:
+  decoder = workloads.decoder_of(
+    target, 'none', None, dtype='bfloat16', weights=weights
+  )
+  task = workloads.Workload(
+    slice=aot.find_slice(chip),
+    decoder=decoder,
+    batch_size=batch_size,
+    input_length=prompt,
+    output_length=128,
+    num_partitions=1,
+  )
+  shapes = parts.shapes_of(task, Fixed(0))
+  cells: Cells = {
+    'target': target,
+    'weights': weights or 'bfloat16',
+    'rows': batch_size,
+    'prompt': prompt,
+  }
+  wide = parts.shapes_of(dataclasses.replace(task, output_length=132), Fixed(0))
+  jobs = [parts.target_step(shapes, 1), parts.target_step(wide, 5)]
+  read = _read_bytes(decoder)
+  cells['weights read, GB'] = f'{read / 1e9:.2f}'
+  names = 'plain', 'verify'
+  columns = ('{} step, GB', '{} step, over', '{} step, ms')
+  cells |= {c.format(name): '' for name in names for c in columns}
+  cells |= {'arguments, GB': '', 'temporaries, GB': '', 'fits': ''}
+  try:
+    costs = aot.price(aot.compile_all(jobs), task.slice.chip, [1, 1])
+  except ValueError as error:
+    return cells | {'fits': f'no: {str(error).rpartition(": ")[2]}'}
+  for name, cost in zip(names, costs, strict=True):
+    values = (
+      f'{cost.memory_bytes / 1e9:.2f}',
+      f'{cost.memory_bytes / read:.3f}',
+      f'{1e3 * cost.seconds:.2f}',
+    )
+    cells |= {c.format(name): x for c, x in zip(columns, values, strict=True)}
+  temporary = max(cost.temporary_bytes for cost in costs)
+  arguments = costs[0].argument_bytes
+  total = aot.tree_bytes((shapes.program.params, shapes.program.state))
+  is_fitting = total + temporary <= task.slice.chip.memory_bytes
+  return cells | {
+    'arguments, GB': f'{arguments / 1e9:.2f}',
+    'temporaries, GB': f'{temporary / 1e9:.3f}',
+    'fits': 'yes' if is_fitting else f'no: {total / 2**30:.1f} GiB of weights',
+  }
+
+
+def _read_bytes(decoder: Decoder) -> int:
+  """Bytes of the parameters that every step reads whole."""
+  is_tied, total = decoder.config.is_tied, 0
+  for path, leaf in jax.tree.leaves_with_path(decoder.params.target):
+    names = [part.key for part in path]
+    if 'encoder' not in names and (is_tied or 'embedding' not in names[-1]):
+      total += _num_bytes(leaf)
+  return total
+
+
+def gains(chip: str, alphas: Sequence[float]) -> Table:
+  """The best gamma of a target that drafts for itself, by compiled programs."""
+  rows = []
+  for target in _TARGETS:
+    num_layers = workloads.decoder_of(
+      target, 'none', None, dtype='bfloat16'
+    ).config
+    count = families.num_layers(num_layers)[-1]
+    for weights, options in (
+      (None, {'bits': 8}),
+      (None, {'bits': 4}),
+      (None, {'bits': 4, 'layers': round(count * 2 / 3)}),
+      ('int8', {'bits': 4}),
+      ('int8', {'bits': 4, 'layers': round(count * 2 / 3)}),
+    ):
+      rows += _gain(target, weights, options, chip, alphas)
+  return Table(
+    rows=rows,
+    notes=[
+      'PREDICTED: programs compiled for the chip, none of which ran. Batch 1, '
+      '64 tokens of input, 128 of output, activations in bfloat16. Alpha is '
+      'assumed: the table of acceptance is of other models. c is the time of a '
+      "drafted token over that of the target's plain step."
+    ],
+  )
+
+
+def _gain(
+  target: str,
+  weights: str | None,
+  options: dict[str, Any],
+  chip: str,
+  alphas: Sequence[float],
+) -> list[Cells]:
+  decoder = workloads.decoder_of(
+    *(target, 'quantized', None),
+    dtype='bfloat16',
+    weights=weights,
+    options=options,
+  )
+  task = workloads.Workload(
+    slice=aot.find_slice(chip),
+    decoder=decoder,
+    batch_size=1,
+    input_length=64,
+    output_length=128,
+    num_partitions=1,
+  )
+  kept = options.get('layers')
+  cells = {
+    'target': target,
+    'weights': weights or 'bfloat16',
+    'drafter': f'{options["bits"]} bits' + (f', {kept} layers' if kept else ''),
+  }
+  try:
+    pair = parts.pair_costs(task, max_gamma=12)
+  except ValueError as error:
+    return [cells | {'c': '', **dict.fromkeys(_GAINS, ''), 'GiB': str(error)}]
+  costs = pair.costs()
+  rows = []
+  for alpha in alphas:
+    best = planner.plan(alpha, costs, max_gamma=12, length=128).best
+    values = f'{alpha:g}', best.gamma, f'{best.speedup:.2f}'
+    rows.append(
+      cells
+      | {'c': f'{costs.c(12):.3f}'}
+      | dict(zip(_GAINS, values, strict=True))
+      | {'GiB': f'{pair.memory["total"] / 2**30:.1f}'}
+    )
+  return rows
+
+
+_GAINS = 'alpha', 'gamma', 'times plain'
+_TABLES = (
+  *('perplexity', 'bleu', 'acceptance', 'steps'),
+  *('tpu_bytes', 'tpu_gains'),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
+  args = _parser().parse_args(argv)
+  return common.finish('quantized', lambda: _run(args, argv))
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+  where = (MODULE, argv), Path(args.output)
+  titles = {
+    'perplexity': 'SmolLM2-135M: perplexity by weights',
+    'bleu': '`ende-mini`: BLEU by weights',
+    'acceptance': 'Acceptance of a target in few bits that drafts for itself',
+    'steps': 'Iterations on this device by weights',
+  }
+  makes: dict[str, Any] = {
+    'perplexity': functools.partial(perplexities, args.num_windows),
+    'bleu': functools.partial(bleus, args.num_texts),
+    'acceptance': functools.partial(acceptance, args.max_new_tokens),
+    'steps': functools.partial(steps, args.max_new_tokens, args.repeats),
+  }
+  for name in args.tables:
+    if name in makes:
+      report.measure(*where, name, titles[name], makes[name])
+      continue
+    for chip in args.chips:
+      make, title = functools.partial(tpu_bytes, chip), 'bytes of a step'
+      if name == 'tpu_gains':
+        make = functools.partial(gains, chip, args.alphas)
+        title = 'targets that draft for themselves'
+      slug = f'{name}_{chip.partition(":")[0]}'
+      report.measure(*where, slug, f'{chip}: {title}, predicted', make)
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
+  )
+  common.add_tables(parser, _TABLES)
+  parser.add_argument('--chips', type=common.listed(), default=list(_CHIPS))
+  parser.add_argument(
+    '--alphas', type=common.listed(float), default=[0.7, 0.8, 0.9, 0.95]
+  )
+  parser.add_argument('--output', default='experiments/quantized/results')
+  common.add_counts(
+    parser, num_windows=64, num_texts=200, max_new_tokens=64, repeats=5
+  )
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,135 @@
+"""The target's own weights in few bits, and perhaps of fewer layers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.drafters import one_by_one
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.drafters.autoregressive import as_chain
+from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.launch.numbers import positive_int
+from specdec_jax.models import families, quantized
+from specdec_jax.models.families import Config
+from specdec_jax.models.quantized import Bits
+
+# A number of layers, a slice of them, or which they are.
+Layers = int | str | Sequence[int]
+
+
+def _layers(text: str) -> Layers:
+  return int(text) if text.isdecimal() else text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantized:
+  """The target drafts for itself; `bits` and `group` as of `models.quantized`.
+
+  With `layers` the decoder has some of its layers alone, as in self-speculative
+  decoding (Zhang et al., arXiv 2309.08168): so many, evenly spread; a slice,
+  such as '::2'; or their numbers, such as '0,1,5'. Norms, the encoder and
+  embeddings that are not read as logits are the target's own arrays; the cache
+  is the drafter's. Other fields are those of `DraftModel`.
+  """
+
+  bits: int = option(4, "of the target's weights as they draft: 8, 4 or 3")
+  group: int | None = option(
+    None,
+    'so many of these weights share a scale (default: those of an output)',
+    type=positive_int,
+  )
+  layers: Layers | None = option(
+    None,
+    'layers of the decoder that draft: how many, evenly spread, a slice such '
+    'as ::2, or numbers such as 0,1,5 (default: all)',
+    type=_layers,
+  )
+  gamma: lengths.Gamma | None = lengths.gamma_option()
+  tree: lengths.Shape | None = lengths.tree_option()
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+  @property
+  def length(self) -> lengths.Length:
+    return lengths.of(
+      gamma=self.gamma,
+      tree=self.tree,
+      schedule=self.schedule,
+      min_prob=self.min_prob,
+    )
+
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
+    name = f'int{self.bits}' + (f':{self.group}' if self.group else '')
+    bits, config = quantized.bits_of(name), target.config
+    # The decoder's stack is the last one.
+    *_, (field, branch) = families.of(config).stacks.items()
+    kept = _kept(self.layers, getattr(config, field))
+    model = families.language_model(_shortened(config, field, kept))
+    return Drafting(
+      drafter=one_by_one.drafter(model, target, length),
+      join=lambda params, own: _params(
+        params, branch, kept, bits, is_tied=config.is_tied
+      ),
+      chain=as_chain(model),
+    )
+
+
+def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
+  """Which of so many layers draft, ascending; ValueError if none does, or one
+  is not there."""
+  every = range(count)
+  try:
+    match layers:
+      case None:
+        return tuple(every)
+      case int():
+        # Of 6 layers 4: 0, 2, 3 and 5.
+        spread = np.linspace(0, count - 1, layers).round()
+        kept = tuple(map(int, spread))
+      case str() if ':' in layers:
+        ends = [int(end) if end else None for end in layers.split(':')]
+        kept = tuple(every[slice(*ends)])
+      case _:
+        parts = layers.split(',') if isinstance(layers, str) else layers
+        kept = tuple(map(int, parts))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'layers {layers!r} is no number of layers, no slice such as ::2, and no '
+      'numbers such as 0,1,5'
+    ) from error
+  if not kept or sorted({*kept} & {*every}) != [*kept]:
+    raise ValueError(
+      f'layers {layers!r} of a target that has {count}, 0 to {count - 1}: give '
+      'some of them, each once and ascending'
+    )
+  return kept
+
+
+def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
+  """The sizes of a model that has these layers of a decoder alone."""
+  sizes: dict[str, Any] = {field: len(kept)}
+  # Windows are those of the first layers, and repeat.
+  if windows := getattr(config, 'windows', ()):
+    sizes['windows'] = tuple(windows[i % len(windows)] for i in kept)
+    own = [sizes['windows'][i % len(windows)] for i in range(len(kept))]
+    if families.has_encoder(config) and [*sizes['windows']] != own:
+      raise ValueError(f'layers {kept}: windows of the encoder would change')
+  return dataclasses.replace(config, **sizes)
+
+
+def _params(
+  target: Any, branch: str, kept: Sequence[int], bits: Bits, *, is_tied: bool
+) -> Any:
+  """The parameters that draft, of a target's, or their shapes."""
+  stack = target[branch] if branch else target
+  # Of layers 0 and 2: what was `layers_2` is `layers_1`.
+  stack = {k: x for k, x in stack.items() if not k.startswith('layers_')} | {
+    f'layers_{i}': stack[f'layers_{layer}'] for i, layer in enumerate(kept)
+  }
+  params = {**target, branch: stack} if branch else stack
+  keep = ('encoder',) if is_tied else ('encoder', 'embedding')
+  return quantized.packed(params, bits, keep=keep)

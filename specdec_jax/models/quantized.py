@@ -1,0 +1,180 @@
+"""Weights of few bits: integers, kept packed, and scales beside them.
+
+The conventions are those of qwix (github.com/google/qwix, its `QArray`):
+symmetric, from the largest magnitude, to all values that the bits have, and
+scales of the weights' rank. A matrix keeps its name and shape, so that what
+reads shapes or names of parameters reads these; `kernel` has its scales, in
+float32, as `kernel_scale`. Activations are not quantised: the product is of
+the integers in the activations' dtype, and the scale comes after it.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+
+# Ends the names of scales.
+SCALE = '_scale'
+# Matrices, by the end of their path, and the axis that products sum over.
+_CONTRACTED = {'kernel': 0, 'embedding': 1}
+
+
+class Bits(NamedTuple):
+  """How weights are packed.
+
+  Attributes:
+    bits: of each weight; up to 4 are kept in 4 bits, but on CPUs, and others
+      in 8.
+    group: weights that share a scale, along the axis that is summed over; None
+      for all of an output channel, or of an embedding.
+  """
+
+  bits: int
+  group: int | None = None
+
+
+def bits_of(text: str) -> Bits:
+  """Reads `int8`, `int4` or, with a group, `int4:64`; ValueError for others."""
+  found = re.fullmatch(r'int([2-8])(?::([1-9]\d*))?', text)
+  if not found:
+    raise ValueError(
+      f'weights {text!r} are none of int8, int4 or, with a scale for each 64 '
+      'of them, int4:64'
+    )
+  return Bits(int(found[1]), int(found[2]) if found[2] else None)
+
+
+def is_packed(leaf: Any) -> bool:
+  """Whether an array or shape is of packed weights."""
+  return bool(jnp.issubdtype(leaf.dtype, jnp.signedinteger)) and (
+    leaf.dtype.itemsize == 1
+  )
+
+
+def num_bytes(shape: Sequence[int], dtype: Any) -> int:
+  """Of an array in memory, where two integers of 4 bits lie in a byte."""
+  is_half = jnp.dtype(dtype) == jnp.int4
+  return math.prod(shape) * jnp.dtype(dtype).itemsize // (1 + is_half)
+
+
+def packed(params: Any, bits: Bits, *, keep: Collection[str] = ()) -> Any:
+  """The tree of a network's parameters, arrays or shapes, with its matrices
+  packed; leaves and branches named in `keep`, and all others, are the very
+  ones. Matrices that are packed in more bits are packed anew, and copies for
+  CPUs left out. ValueError if a group does not divide an axis."""
+  found: dict[str, Any] = {}
+  for name, leaf in params.items():
+    if name in keep:
+      found[name] = leaf
+    elif isinstance(leaf, dict):
+      found[name] = packed(leaf, bits, keep=keep)
+    elif name in _CONTRACTED:
+      pair = leaf, params.get(name + SCALE)
+      packing = bits, _CONTRACTED[name]
+      values, scale = (
+        pair if _is_in(*pair, *packing) else _packed(*pair, *packing)
+      )
+      found |= {name: values, name + SCALE: scale}
+    elif name not in found and not name.startswith(('float32_', 'transposed_')):
+      found[name] = leaf
+  return found
+
+
+def _is_in(values: Any, scale: Any, bits: Bits, axis: int) -> bool:
+  """Whether integers have no more bits, and as many to a scale."""
+  if scale is None or scale.shape[axis] != (
+    values.shape[axis] // (bits.group or values.shape[axis])
+  ):
+    return False
+  if isinstance(values, jax.ShapeDtypeStruct):
+    return int(jnp.iinfo(values.dtype).bits) <= bits.bits
+  most = jnp.max(jnp.abs(values.astype(jnp.int32)))
+  return bool(most <= 2 ** (bits.bits - 1))
+
+
+def _packed(weights: Any, scale: Any, bits: Bits, axis: int) -> tuple[Any, Any]:
+  """A matrix, or what is packed of one, as integers and scales."""
+  dtype = jnp.int4 if bits.bits <= 4 else jnp.int8
+  pack = functools.partial(_pack, bits=bits, axis=axis)
+  if isinstance(weights, jax.ShapeDtypeStruct):
+    values, scale = jax.eval_shape(pack, weights)
+    return values.update(dtype=dtype, sharding=weights.sharding), scale
+  if scale is not None:
+    weights = unpacked(weights, scale)
+  values, scale = pack(weights)
+  # Half bytes are slow on CPUs, and programs disagree about their layout.
+  is_cpu = jax.default_backend() == 'cpu'
+  return (values if is_cpu else values.astype(dtype)), scale
+
+
+@functools.partial(jax.jit, static_argnames=('bits', 'axis'))
+def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
+  """Integers of the shape of a matrix, in 8 bits, and scales."""
+  size = weights.shape[axis]
+  group = bits.group or size
+  if size % group:
+    raise ValueError(
+      f'groups of {group} weights do not divide an axis of {size}'
+    )
+  # [4, out] in groups of 2 is [2, 2, out], with maxima [2, 1, out].
+  shape = list(weights.shape)
+  shape[axis : axis + 1] = [size // group, group]
+  grouped = weights.astype(jnp.float32).reshape(shape)
+  most = jnp.max(jnp.abs(grouped), axis=axis + 1, keepdims=True)
+  # Half a step beyond the largest integer, which so has as much as the others.
+  limit = 2 ** (bits.bits - 1)
+  scale = jnp.where(most == 0, 1.0, most / (limit - 0.5))
+  values = jnp.clip(jnp.round(grouped / scale), -limit, limit - 1)
+  values = values.reshape(weights.shape).astype(jnp.int8)
+  return values, jnp.squeeze(scale, axis + 1)
+
+
+def unpacked(values: Array, scale: Array, dtype: Any = jnp.float32) -> Array:
+  """The weights that packed ones stand for."""
+  # Scales [2, out] of values [4, out]: each for 2 of 4 rows.
+  for axis, (size, count) in enumerate(
+    zip(values.shape, scale.shape, strict=True)
+  ):
+    if count not in (1, size):
+      scale = jnp.repeat(scale, size // count, axis=axis)
+  return (values.astype(jnp.float32) * scale).astype(dtype)
+
+
+def product(x: Array, values: Array, scale: Array, axis: int = 0) -> Array:
+  """`[..., in]` by packed weights `[in, out]`, or `[out, in]` with `axis` 1, in
+  float32 `[..., out]`."""
+  dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  num_groups = scale.shape[axis]
+  if num_groups == 1:
+    y = dot(('...i,io->...o', '...i,oi->...o')[axis], x, values.astype(x.dtype))
+    return y * jnp.expand_dims(scale.reshape(-1), tuple(range(y.ndim - 1)))
+  if x.size == x.shape[-1]:
+    # A TPU writes the weights of a product of one row to memory in float.
+    return product(jnp.repeat(x, 2, axis=0), values, scale, axis)[:1]
+  # Weights in float would be written to memory, unlike the sums of groups:
+  # [in, out] in groups of g is [in / g, g, out], and sums are [in / g, out].
+  shape = list(values.shape)
+  shape[axis : axis + 1] = [num_groups, shape[axis] // num_groups]
+  x = x.reshape(*x.shape[:-1], num_groups, -1)
+  terms = ('...gi,gio->...go', '...gi,ogi->...go')[axis]
+  sums = dot(terms, x, values.reshape(shape).astype(x.dtype))
+  scale = scale if axis == 0 else scale.T
+  scale = jnp.expand_dims(scale, tuple(range(sums.ndim - 2)))
+  return jnp.sum(sums * scale, axis=-2)
+
+
+def look_up(params: Any, tokens: Array, dtype: Any) -> Array:
+  """Rows `[B, T, embed]` of the parameters of an `Embed`; ids clip."""
+  of = lambda name: jnp.take(params[name], tokens, axis=0, mode='clip')
+  if (scale := 'embedding' + SCALE) not in params:
+    return of('embedding').astype(dtype)
+  if tokens.size > 1:
+    return unpacked(of('embedding'), of(scale), dtype)
+  # A TPU would lay the whole table out anew for a slice of one row.
+  return look_up(params, jnp.repeat(tokens, 2, axis=1), dtype)[:, :1]
