@@ -2,9 +2,9 @@
 
     python -m experiments.plain_step
 
-Two tables: the operations of plain decoding by the profiler, and matrix
-products of the model's shapes by themselves, with kernels as they lie in memory
-and transposed.
+Three tables: the operations of plain decoding by the profiler; matrix products
+of the model's shapes by themselves, with kernels as they lie in memory and
+transposed; and what each processor of logits adds to a step.
 """
 
 import argparse
@@ -38,6 +38,22 @@ MODULE = 'experiments.plain_step'
 _PROMPT = 'Explain how a refrigerator keeps food cold.'
 # Of which shapes are told apart.
 _PRODUCT = 'dot'
+# What the third table turns on, one by one.
+_PROCESSORS: dict[str, dict[str, Any]] = {
+  'repetition_penalty': {'repetition_penalty': 1.2},
+  'presence_penalty': {'presence_penalty': 0.5},
+  'frequency_penalty': {'frequency_penalty': 0.2},
+  'no_repeat_ngram_size': {'no_repeat_ngram_size': 3},
+  'encoder_repetition_penalty': {'encoder_repetition_penalty': 1.2},
+  'encoder_no_repeat_ngram_size': {'encoder_no_repeat_ngram_size': 3},
+  'min_new_tokens': {'min_new_tokens': 1},
+  'logit_bias': {'logit_bias': dict.fromkeys(range(100, 108), -1.0)},
+  'sequence_bias': {'sequence_bias': [[[10, 11, i], 2.0] for i in range(8)]},
+  'suppress_tokens': {'suppress_tokens': [*range(100, 108)]},
+  'bad_words_ids': {'bad_words_ids': [[10, i] for i in range(8)]},
+  'forced_eos_token_id': {'forced_eos_token_id': 0},
+}
+_GAMMA = 8
 # What is read from memory at least, so that no cache holds it all.
 _NUM_BYTES = 2e8
 
@@ -51,20 +67,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   model = Model(checkpoint=args.model, dtype=args.dtype)
   decoder = decoder_lib.build(model, drafter=NoDrafter())
-  where = (MODULE, argv), Path(args.output)
-  name = f'{args.model}, {args.dtype}'
-  report.measure(
-    *where,
-    f'operations_{args.dtype}',
-    f'{name}: operations of a plain step',
-    functools.partial(operations, decoder, args.max_new_tokens, args.repeats),
-  )
-  report.measure(
-    *where,
-    f'products_{args.dtype}',
-    f'{name}: matrix products by themselves',
-    functools.partial(products, decoder, args.repeats),
-  )
+  counts = args.max_new_tokens, args.repeats
+  tables = {
+    'operations': (
+      'operations of a plain step',
+      functools.partial(operations, decoder, *counts),
+    ),
+    'products': (
+      'matrix products by themselves',
+      functools.partial(products, decoder, args.repeats),
+    ),
+    'processors': (
+      'what processors of logits add to a step',
+      functools.partial(processors, decoder, *counts),
+    ),
+  }
+  for table in args.tables:
+    title, measured = tables[table]
+    report.measure(
+      (MODULE, argv),
+      Path(args.output),
+      f'{table}_{args.dtype}',
+      f'{args.model}, {args.dtype}: {title}',
+      measured,
+    )
 
 
 def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
@@ -181,6 +207,62 @@ def products(decoder: Decoder, repeats: int) -> Table:
   )
 
 
+def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
+  """Steps with each processor on, in turns with steps of a program without any:
+  of plain decoding, and such as score a draft."""
+  ways = {**_PROCESSORS, 'all of them': {}, 'none, in their program': {}}
+  for each in _PROCESSORS.values():
+    ways['all of them'] = {**ways['all of them'], **each}
+  settings = running.DecodeSettings(max_new_tokens=num_new)
+  own = dataclasses.replace(settings, texts=[*ways.values()])
+  [off] = packing.pack(decoder, [_PROMPT], settings)
+  on = packing.pack(decoder, [_PROMPT] * len(ways), own)
+  method = dataclasses.replace(decoder.method, eos_id=(-1,))
+  drafter = stopwatch.always_full(_GAMMA)
+  columns = {
+    'plain': (sides.plain_side, method),
+    f'{_GAMMA} drafted': (
+      sides.speculative_side,
+      dataclasses.replace(method, drafter=drafter),
+    ),
+  }
+  rows: dict[str, Cells] = {name: {'on': name} for name in ('none', *ways)}
+  for column, (make, method) in columns.items():
+    side = functools.partial(
+      make,
+      decoder.params,
+      jax.random.key(0),
+      method=method,
+      max_len=running.max_length(decoder, off, num_new),
+    )
+    without, within = side([off.prompt]), side([x.prompt for x in on])
+    states = without.states[0], *within.states
+    runs = without.run, *[within.run] * len(ways)
+    seconds, ended = stopwatch.alternate(
+      {
+        name: functools.partial(run, decoder.params, state)
+        for name, run, state in zip(rows, runs, states, strict=True)
+      },
+      repeats,
+    )
+    steps = {
+      name: seconds[name] / int(ended[name].statistics.num_target_runs[0])
+      for name in rows
+    }
+    for name, row in rows.items():
+      pairs = steps[name] / steps['none'] - 1
+      row[f'{column}, ms'] = f'{1e3 * np.median(steps[name]):.2f}'
+      row[f'{column}, more'] = f'{np.median(pairs):+.1%}'
+  return Table(
+    rows=[*rows.values()],
+    notes=[
+      f'{num_new} new tokens, batch 1, medians of {repeats} turns; "more" is '
+      'the median of the pairs of a turn. One program serves all rows but the '
+      'first, with room for all of the biases.',
+    ],
+  )
+
+
 def _product(
   shape: tuple[int, int], num_rows: int, dtype: Any, *, is_transposed: bool
 ) -> tuple[Any, int]:
@@ -215,6 +297,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--model', default='smollm2-135m')
   parser.add_argument('--dtype', choices=presets.DTYPES, default='float32')
   parser.add_argument('--output', default='experiments/plain_step/results')
+  common.add_tables(parser, ('operations', 'products', 'processors'))
   common.add_counts(parser, max_new_tokens=64, repeats=5)
   return parser
 

@@ -15,6 +15,7 @@ import jax
 from specdec_jax.assembly import (
   auto_gamma,
   completions,
+  log_probs,
   models,
   packing,
   running,
@@ -181,6 +182,7 @@ def generate(
   seed: int | Sequence[int] = 0,
   stop: Sequence[str] | Sequence[Sequence[str]] = (),
   num_devices: int = 1,
+  top_logprobs: int | None = None,
   **processors: Any,
 ) -> Iterator[Completion]:
   """Continues texts, each batch in one compiled call.
@@ -206,6 +208,9 @@ def generate(
       text has the draws that it would have alone.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
+    top_logprobs: how many of the likeliest tokens completions have in each
+      place, with log-probabilities before and after all that changes them; the
+      target reads each text once more for it.
     **processors: `typical_p`, and fields of `assembly.processing.Processing`,
       which change logits by the text before them, such as `repetition_penalty`.
 
@@ -239,6 +244,7 @@ def generate(
     chat=chat,
     system=system,
     num_devices=num_devices,
+    top_logprobs=top_logprobs,
     texts=of_texts,
     **of_all,
   )
@@ -284,10 +290,11 @@ def _completions(
   outputs = auto_gamma.outputs(decoder, batches, settings)
   for batch, (used, output) in zip(batches, outputs, strict=True):
     output = jax.device_get(output)
+    scored = log_probs.of_batch(used, batch, output, settings)
     for row in range(len(batch.texts)):
       if error := completions.error_of_row(batch, output, row):
         raise ValueError(error)
-      yield completions.of_row(used, batch, output, row)
+      yield completions.of_row(used, batch, output, row, scored)
 
 
 def stream(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.log_probs import Scored, Top
 from specdec_jax.assembly.running import Iterations, Show
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import metrics
@@ -25,6 +26,10 @@ class Completion:
     context: those of all that was read and written, `tokens` at the end; what
       `Decoder.remember` takes.
     log_probs: the model's own log-probabilities of them.
+    processed_log_probs: those by which they were drawn, if asked for.
+    top_log_probs: of each place, the likeliest ids and the model's own
+      log-probabilities, the best first.
+    top_processed_log_probs: the same of those by which tokens were drawn.
     stop: the string that ended it, or None.
     finish_reason: 'stop' after EOS or a stop string, 'length' at the limit,
       'nan' where logits were not numbers.
@@ -42,6 +47,9 @@ class Completion:
   finish_reason: str
   gamma: int
   statistics: Mapping[str, Any]
+  processed_log_probs: tuple[float, ...] | None = None
+  top_log_probs: Sequence[Top] | None = None
+  top_processed_log_probs: Sequence[Top] | None = None
 
   def __str__(self) -> str:
     return self.text
@@ -52,8 +60,9 @@ def of_row(
   batch: Batch,
   output: DecodeOutput,
   row: int,
+  scored: tuple[Scored, Scored] | None = None,
 ) -> Completion:
-  """Reads a row of an output that is on the host."""
+  """Reads a row of an output that is on the host, `scored` by `log_probs`."""
   # The prompt is in the buffer, too: [prompt | continuation | padding].
   span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()
@@ -63,6 +72,11 @@ def of_row(
   text, found = stop_strings.text_of(decoder.vocabulary, stops, tokens)
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
   reason = 'stop' if has_eos or found is not None else 'length'
+  more: dict[str, Any] = {}
+  if scored is not None:
+    raw, processed = (each.of_row(row, len(tokens)) for each in scored)
+    more['top_log_probs'] = raw[1]
+    more['processed_log_probs'], more['top_processed_log_probs'] = processed
   return Completion(
     prompt=batch.texts[row],
     text=text,
@@ -73,6 +87,7 @@ def of_row(
     finish_reason='nan' if output.has_nan[row] else reason,
     gamma=decoder.method.depth,
     statistics=metrics.row_summary(output.statistics, row),
+    **more,
   )
 
 

@@ -60,6 +60,7 @@ class DecodeSettings(Options):
   seed: int = 0
   stop: Sequence[str] = ()
   num_devices: int = 1
+  top_logprobs: int | None = None
   texts: Sequence[Mapping[str, Any]] = ()
   call: Call = at_once
 
@@ -67,6 +68,8 @@ class DecodeSettings(Options):
     check_count('max_new_tokens', self.max_new_tokens)
     check_count('batch_size', self.batch_size)
     check_count('num_devices', self.num_devices)
+    if self.top_logprobs is not None:
+      check_count('top_logprobs', self.top_logprobs)
     check_seed(self.seed)
     if self.system is not None and not self.chat:
       raise ValueError('system is for chat, which is not given')

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, completions, running
+from specdec_jax.assembly import auto_gamma, completions, log_probs, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default=1,
     help='samples of each prompt, each with draws of its own',
   )
+  sampling.add_argument(
+    '--top_logprobs',
+    metavar='N',
+    type=options.positive_int,
+    help='with --json: log-probabilities of the N likeliest tokens in each '
+    'place, before and after all that changes them',
+  )
   options.add_stop(options.add_prompts(parser).add_argument)
   options.add_forget(parser)
   add = options.add_output(parser).add_argument
@@ -57,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args, may_be_auto=True)
   num_samples = args.num_return_sequences
+  if args.top_logprobs and not args.json:
+    raise ValueError('--top_logprobs is for --json, which has them')
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
   decoder, batches, settings = from_flags.prepared(
@@ -148,7 +157,8 @@ def _decode_all(
       with bar.hidden():
         if is_colored and not is_live:
           _show_rows(screen, batch, records, stream)
-        for result in _results(args, decoder, batch, output):
+        scored = log_probs.of_batch(decoder, batch, output, settings)
+        for result in _results(args, decoder, batch, output, scored):
           write_json(result)
           if shows_text and not is_colored:
             print(result['text'], flush=True)
@@ -191,12 +201,16 @@ def _show_prompt(screen: Any, prompt: str) -> None:
 
 
 def _results(
-  args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
+  args: argparse.Namespace,
+  decoder: Decoder,
+  batch: Batch,
+  output: DecodeOutput,
+  scored: Any,
 ) -> Iterator[Record]:
   # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 3.
   num_samples = args.num_return_sequences
   for row in range(len(batch.texts)):
-    made = completions.of_row(decoder, batch, output, row)
+    made = completions.of_row(decoder, batch, output, row, scored)
     sample = int(batch.prompt.row_ids[row]) % num_samples
     error = completions.error_of_row(batch, output, row, num_samples)
     yield {
@@ -208,9 +222,19 @@ def _results(
       'gamma': made.gamma,
       'tokens': made.tokens,
       'log_probs': [outputs.finite(value) for value in made.log_probs],
+      **(_tops(made) if args.top_logprobs else {}),
       'statistics': made.statistics,
       **({'error': error} if error else {}),
     }
+
+
+def _tops(made: completions.Completion) -> Record:
+  values = made.processed_log_probs or ()
+  return {
+    'processed_log_probs': [outputs.finite(value) for value in values],
+    'top_log_probs': made.top_log_probs,
+    'top_processed_log_probs': made.top_processed_log_probs,
+  }
 
 
 def _note(statistics: Sequence[Statistics], seconds: float) -> str:

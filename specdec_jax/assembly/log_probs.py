@@ -1,0 +1,149 @@
+"""Log-probabilities of decoded tokens and of the likeliest ones in their place,
+by teacher forcing: whatever drafted and accepted them, and at no cost to a
+decode that asks for none."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import arrays, logits, processors
+from specdec_jax.assembly import running, sampling
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.base import Array, Context, Params, Prompt
+from specdec_jax.decoding import state as state_lib
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.models import families
+from specdec_jax.text.prompts import Batch
+
+# Positions of a call of the target; more would hold more logits at once.
+_WIDTH = 32
+# Of a place, the likeliest ids and their log-probabilities.
+Top = tuple[tuple[int, float], ...]
+
+
+class Scored(NamedTuple):
+  """Of new tokens, from the first on; on the host.
+
+  Attributes:
+    log_probs: float32 `[B, N]`, theirs.
+    ids: int32 `[B, N, n]`, the likeliest in their places, the best first.
+    values: float32 `[B, N, n]`, the log-probabilities of these.
+  """
+
+  log_probs: Any
+  ids: Any
+  values: Any
+
+  def of_row(self, row: int, count: int) -> tuple[tuple[float, ...], list[Top]]:
+    """The first `count` of a row, without what cannot come."""
+    tops = [
+      tuple((i, x) for i, x in zip(*place, strict=True) if x > -np.inf)
+      for place in zip(
+        self.ids[row, :count].tolist(),
+        self.values[row, :count].tolist(),
+        strict=True,
+      )
+    ]
+    return tuple(self.log_probs[row, :count].tolist()), tops
+
+
+def of_batch(
+  decoder: Decoder,
+  batch: Batch,
+  output: DecodeOutput,
+  settings: running.DecodeSettings,
+) -> tuple[Scored, Scored] | None:
+  """Scores what was decoded: under the model's own softmax, and as processors,
+  temperature and limits leave it, for greedy rows as temperature 1 would; None
+  unless `settings.top_logprobs` says of how many."""
+  if settings.top_logprobs is None:
+    return None
+  prompt, num_devices = batch.prompt, settings.num_devices
+  how = prompt.sampling or sampling.of_rows([], prompt.row_ids.size)
+  temperature: Any = np.array(how.temperature)
+  temperature[temperature == 0] = 1
+  how = dataclasses.replace(how, temperature=temperature)
+  prompt = dataclasses.replace(prompt, sampling=how)
+  score = _scorer(
+    decoder.config, decoder.seen.vocab_size, settings.top_logprobs
+  )
+  params = running.place(decoder.params.target, num_devices, is_batch=False)
+  rows = running.place(
+    (prompt, output.tokens, output.lengths), num_devices, is_batch=True
+  )
+  return jax.device_get(settings.call(lambda: score(params, *rows)))
+
+
+@functools.cache
+def _scorer(
+  config: families.Config, vocab_size: int, num: int
+) -> Callable[..., tuple[Scored, Scored]]:
+  """Compiles `(params, prompt, tokens[B, S], lengths[B]) -> (raw, processed)`,
+  one program for each shape."""
+  target = families.language_model(config)
+  to_probs = logits.standardize(vocab_size=vocab_size)
+  rule_out = logits.mask_padding(vocab_size)
+
+  def score(params: Params, prompt: Prompt, tokens: Array, lengths: Array):
+    num_rows, capacity = tokens.shape
+    prompt = state_lib.checked(prompt, capacity)
+    starts, room = prompt.decoder_lengths, capacity + _WIDTH
+    nothing = jnp.zeros((num_rows, room), jnp.float32)
+    tops = jnp.zeros((num_rows, room, num), jnp.float32)
+    scored = Scored(nothing, tops.astype(jnp.int32), tops)
+
+    def score_block(i: Array, carry: Any) -> Any:
+      cache, found = carry
+      first = starts + i * _WIDTH
+      block = arrays.read_block(tokens, first - 1, _WIDTH + 1)
+      made, cache = target.extend(params, block[:, :-1], cache)
+      context = Context(
+        tokens=tokens,
+        lengths=first,
+        sampling=prompt.sampling,
+        processors=prompt.processors,
+        starts=starts,
+      )
+      ways = processors.after_drafts(made, context, block[:, 1:])
+      both = (
+        rule_out(jax.nn.log_softmax(made)),
+        jnp.log(to_probs(ways, prompt.sampling)),
+      )
+      new = tuple(
+        Scored(arrays.pick(each, block[:, 1:]), *_best(each, num))
+        for each in both
+      )
+      put = functools.partial(
+        jax.lax.dynamic_update_slice_in_dim,
+        start_index=i * _WIDTH,
+        axis=1,
+      )
+      return cache, jax.tree.map(put, found, new)
+
+    cache = target.init(params, prompt, room)
+    count = -(-jnp.max(lengths - starts) // _WIDTH)
+    return jax.lax.fori_loop(0, count, score_block, (cache, (scored, scored)))[
+      1
+    ]
+
+  return jax.jit(score)
+
+
+def _best(values: Array, num: int) -> tuple[Array, Array]:
+  """The ids and values of the `num` largest of the last axis, in order; on a
+  CPU to sort all takes longer than to look so often."""
+
+  def take(left: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
+    best = arrays.argmax(left)
+    ids = jax.lax.broadcasted_iota(jnp.int32, left.shape, left.ndim - 1)
+    rest = jnp.where(ids == best[..., None], -jnp.inf, left)
+    return rest, (best, arrays.pick(left, best))
+
+  _, found = jax.lax.scan(take, values, length=num)
+  ids, best = (jnp.moveaxis(each, 0, -1) for each in found)
+  return ids, best
