@@ -25,8 +25,8 @@ from tests import slow, toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 
 pytestmark = pytest.mark.optimized
 
-# Longer than a block of the cache that attention reads at a time.
-V, MAX_LEN, GAMMA = 16, 300, 3
+# So long that attention reads caches block by block.
+V, MAX_LEN, GAMMA = 16, 600, 3
 SAMPLED = logits.standardize(temperature=1.0, top_p=0.9)
 # Wide enough heads for attention to be compiled as it is in a real model.
 SIZES = {

@@ -133,8 +133,9 @@ def attend(
     mixed = product('bhqs,bhsd->bhqd', weights, values)
     return mixed.reshape(batch, num_heads, group, num_queries, head_dim)
 
-  is_large = capacity > block_size(capacity) and score_dtype == jnp.float32
-  if used_only and is_large:
+  # Of two blocks half is the most that could be left out.
+  is_large = capacity > 2 * block_size(capacity)
+  if used_only and is_large and score_dtype == jnp.float32:
     shape = batch, num_heads, group, num_queries
     mixed = _in_blocks(shape, scores_of, mix, keys, values, mask, bias)
   else:
