@@ -73,6 +73,8 @@ def observe(
   """Judges as a rule that accepts nothing: the text is the target's own, or
   with `is_argmax` its likeliest, token by token that of plain decoding. Target
   probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft."""
+  # The keys of next tokens, as every rule has them: the draws are those of
+  # plain decoding.
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
   if is_argmax:
@@ -181,6 +183,7 @@ def rank_rates(
   """
 
   def share_fn(rank: int, draft: Draft, p: Array) -> Array:
+    # Of children [7, 9, 7] the third can pass only where the first has.
     token = draft.tokens[:, rank, None]
     is_repeated = jnp.any(draft.tokens[:, :rank] == token, axis=1)
     return jnp.where(is_repeated, 0.0, arrays.pick(p, token[:, 0]))
@@ -299,6 +302,7 @@ def _init(
   for drafter, weights in zip(drafters, params.drafter, strict=True):
     # Buffers as of `speculative.init` for gamma 1.
     arguments = weights, prompt, max_len + 2
+    # Heads take the prompt's features out of it, and hand it on.
     if drafter.reads_target_cache:
       its, cache = drafter.init(*arguments, state.target_cache)
     else:

@@ -76,6 +76,8 @@ def compile_side(
   prefill, prefill_seconds = program.prefill.compile(
     params, rng_key, prompts[0]
   )
+  # What the loop is compiled for. Its own prefill is not timed: those of `on`
+  # are later, and warm.
   first = jax.block_until_ready(prefill(params, rng_key, prompts[0]))
   run, run_seconds = program.run.compile(params, first)
   return Side(

@@ -54,6 +54,7 @@ def make(
     return _from_submesh(devices, tuple(model_parallel_submesh))
   if num_partitions is None:
     submesh = _DEFAULT_SUBMESH.get(devices[0].device_kind, (1,))
+    # With tiles of 4: 4 of 8 devices, 2 of 6, 1 of 3.
     num_partitions = math.gcd(len(devices), math.prod(submesh))
   if num_partitions < 1 or len(devices) % num_partitions:
     raise ValueError(
@@ -100,6 +101,7 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
   places = np.array(
     [(*each.coords, getattr(each, 'core_on_chip', 0)) for each in devices]
   )
+  # A slice that is part of a larger one does not begin at its corner.
   places -= places.min(axis=0)
   shape = places.max(axis=0) + 1
   if math.prod(shape) != len(devices):
@@ -128,6 +130,7 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
     )
     if axis and size % sizes.get(rules.MESH_AXIS[axis], 1)
   )
+  # An axis that does not divide is one of every layer, and is said once.
   if misfits:
     raise ValueError(
       f'a model axis of {sizes[rules.MODEL]} devices does not divide '
@@ -175,6 +178,7 @@ def fetch(arrays: Any) -> Any:
   """A tree of arrays in numpy, whole in every process."""
 
   def whole(x: Array) -> np.ndarray:
+    # Of several processes each has the shards of its own devices alone.
     if x.is_fully_addressable:
       return np.asarray(x)
     from jax.experimental import multihost_utils

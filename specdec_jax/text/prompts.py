@@ -59,6 +59,7 @@ def dialogue(messages: Any, tools: Any, place: str) -> Dialogue:
     if not isinstance(message.get('role'), str):
       raise ValueError(f'{place}: a message has no "role": {message!r:.80}')
   try:
+    # A template may show any part of them: what JSON cannot say is refused now.
     text = json.dumps([messages, tools], ensure_ascii=False)
   except (TypeError, ValueError) as error:
     raise ValueError(f'{place}: {error}') from error

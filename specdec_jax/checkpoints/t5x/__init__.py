@@ -146,6 +146,7 @@ def find(path: Path | str) -> Path:
   folder = user_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent
+  # Writers rename a folder when it is whole: a killed one leaves such a name.
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
     raise ValueError(f'{folder} was not written to its end: its name says so')
   if _layout(folder):

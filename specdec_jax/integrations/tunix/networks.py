@@ -127,6 +127,7 @@ def _candidates(model: Any) -> Iterator[Config]:
     for each in model.layers
   )
   attention_cap, logits_cap = (float(get(name, 0.0)) for name in _SOFTCAPS)
+  # Gemma 2 27B has the second, all others the first, and no field says which.
   scales = config.head_dim, config.embed_dim // config.num_heads
   for scale in dict.fromkeys(scales):
     yield GemmaConfig(
@@ -155,6 +156,7 @@ def _distance(model: Any, config: Config) -> float:
   apply = applied(network.module)
 
   @jax.jit
+  # Else a TPU multiplies float32 in bfloat16, and both are off by that.
   @jax.default_matmul_precision('highest')
   def both(state: Any) -> tuple[Array, Array]:
     theirs = nnx.merge(graphdef, state)
