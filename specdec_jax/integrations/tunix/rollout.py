@@ -23,6 +23,7 @@ from specdec_jax.infer import decode_many
 from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.integrations.tunix import decoders
 from specdec_jax.measure import metrics
+from specdec_jax.text import prompts as prompts_lib
 
 # What a rollout follows, or what is about Tunix's own engine alone.
 _KNOWN = (
@@ -229,25 +230,19 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     # Others wait until a quarter of the rows is free: fewer prefills.
     num_fresh = -(-batch_size // 4) if batch_size < len(rows) else batch_size
     width, num_new = _width(rows, config), config.max_tokens_to_generate
+    decoder = self._decoder
 
     def pack(group: Sequence[int | None]) -> Prompt:
-      tokens = np.zeros((len(group), width), np.int32)
-      lengths = np.ones(len(group), np.int32)
-      for place, i in enumerate(group):
-        if i is not None:
-          lengths[place] = len(rows[i])
-          tokens[place, : lengths[place]] = rows[i]
-      ids = [0 if i is None else i for i in group]
-      arrays: dict[str, Any] = {
-        'decoder_tokens': tokens,
-        'decoder_lengths': lengths,
-        'row_ids': np.array(ids, np.int32),
-        'max_lengths': lengths + np.int32(num_new),
-      }
+      prompt = prompts_lib.pack(
+        [None if i is None else rows[i] for i in group],
+        config=decoder.config,
+        width=width,
+        max_new_tokens=num_new,
+        row_ids=[i or 0 for i in group],
+      )
       ways = sampling_lib.of_rows([way] * len(group), len(group))
-      return Prompt(encoder_tokens=None, sampling=ways, **arrays)
+      return dataclasses.replace(prompt, sampling=ways)
 
-    decoder = self._decoder
     key = batch_size, num_fresh, width, num_new, self._eos_ids(config)
     if key not in self._programs:
       method = dataclasses.replace(decoder.method, eos_id=key[-1])
