@@ -95,8 +95,10 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 # Three for two cores: some tests wait for processes and servers.
 WORKERS := -n 3 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
+# Folders of tests that a run does without.
+LEFT_OUT ?=
 TESTS = $(BIN)/python -m pytest $(WORKERS) --quick \
-  -m 'not notebooks and not optimized$(1)' && \
+  $(LEFT_OUT:%=--ignore=tests/%) -m 'not notebooks and not optimized$(1)' && \
   $(BIN)/python -m pytest $(WORKERS) -m 'optimized$(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done
