@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -211,6 +212,11 @@ class Attention(nn.Module):
     return self.out(mixed)
 
   def _by_head(self, x: Array) -> Array:
+    # For a v5p the compiler would split the product itself into heads, and lay
+    # out each kernel anew for it in every call.
+    x = jax.lax.platform_dependent(
+      x, tpu=jax.lax.optimization_barrier, default=lambda x: x
+    )
     shape = (*x.shape[:2], self.config.num_heads, self.config.head_dim)
     by_head = x.reshape(shape).transpose(0, 2, 1, 3)
     return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')

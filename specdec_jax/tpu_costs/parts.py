@@ -9,7 +9,7 @@ before and after.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -190,11 +190,13 @@ def pair_costs(
   *,
   max_gamma: int,
   advance: Callable[[int], None] = lambda num_done: None,
+  has_trees: bool = True,
 ) -> PairCosts:
   """Compiles the parts of an iteration and prices them.
 
   The widest target call has `max_gamma + 1` positions; a middle one is compiled
-  too. `advance` is called with 1 after each of the `num_parts` programs. Raises
+  too. `advance` is called with 1 after each of the `num_parts` programs, of
+  which those of trees may be left out. Raises
   ValueError if the workload does not fit on the chips, in bytes, or cannot be
   split over them, or the drafter does not draft `max_gamma` tokens.
   """
@@ -210,7 +212,8 @@ def pair_costs(
   memory['total'] = sum(memory.values())
   memory['available'] = int(workload.slice.chip.memory_bytes)
   _check_fits(workload, memory)
-  jobs = part_jobs(workload, whole, max_gamma)
+  shapes = tree_shapes(workload, max_gamma) if has_trees else []
+  jobs = part_jobs(workload, whole, max_gamma, shapes)
   costs = aot.price(
     aot.compile_all(jobs, advance),
     workload.slice.chip,
@@ -224,9 +227,7 @@ def pair_costs(
   first, further, *of_trees = costs[len(widths) :]
   if whole.chain is None and max_gamma > 1:
     further = _per_token(first, further, max_gamma - 1)
-  parts = zip(
-    tree_shapes(workload, max_gamma), of_trees[::2], of_trees[1::2], strict=True
-  )
+  parts = zip(shapes, of_trees[::2], of_trees[1::2], strict=True)
   return PairCosts(
     widths=widths,
     target=tuple(costs[: len(widths)]),
@@ -238,7 +239,9 @@ def pair_costs(
   )
 
 
-def part_jobs(workload: Workload, whole: Shapes, max_gamma: int) -> list[Job]:
+def part_jobs(
+  workload: Workload, whole: Shapes, max_gamma: int, shapes: Iterable[Tree]
+) -> list[Job]:
   """The programs of `pair_costs`: target calls by width; a draft of one token,
   and a further one, or where there is no chain a draft of all; target call and
   draft of each tree."""
@@ -251,7 +254,7 @@ def part_jobs(workload: Workload, whole: Shapes, max_gamma: int) -> list[Job]:
     jobs.append(_draft(whole, whole.program.method.drafter))
   else:
     jobs.append(_further_draft(whole, whole.chain))
-  for tree in tree_shapes(workload, max_gamma):
+  for tree in shapes:
     own = shapes_of(workload, tree)
     jobs.append(target_step(own, len(tree.parents) + 1, tree))
     jobs.append(_draft(own, own.program.method.drafter))

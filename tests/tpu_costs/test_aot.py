@@ -1,5 +1,6 @@
 """Costs on slices that are not there. Those marked `tpu` run its compiler."""
 
+import dataclasses
 import importlib.util
 import sys
 
@@ -14,7 +15,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.program import Part
-from specdec_jax.models import presets
+from specdec_jax.models import families, presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
@@ -215,7 +216,9 @@ def check_parts(decoder, num_trees: int):
     num_partitions=1,
   )
   assert len(parts.tree_shapes(decode, 3)) == num_trees
-  jobs = parts.part_jobs(decode, parts.shapes_of(decode, Fixed(3)), 3)
+  jobs = parts.part_jobs(
+    decode, parts.shapes_of(decode, Fixed(3)), 3, parts.tree_shapes(decode, 3)
+  )
   assert len(jobs) == parts.num_parts(decode, 3)
   for job in jobs:
     outputs = jax.eval_shape(job.part.jitted, *job.part.args)
@@ -253,3 +256,46 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
   draft = presets.preset(models[2])
   cache = batch_size * draft.num_heads * capacity * draft.head_dim
   assert copies.in_loops(hlo.Program(text), cache) == []
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.slow
+def test_a_v5p_lays_out_no_kernel_anew(monkeypatch):
+  assert copied_kernels() == 0
+  # Without the barrier, those of the projections.
+  monkeypatch.setattr(jax.lax, 'optimization_barrier', lambda x: x)
+  jax.clear_caches()
+  assert copied_kernels() > 0
+  jax.clear_caches()
+
+
+def copied_kernels() -> int:
+  """Kernels that a call over 13 positions copies, of T5-XXL with one layer."""
+  config = dataclasses.replace(
+    presets.PRESETS['t5_1_1_xxl'],
+    **{'num_encoder_layers': 1, 'num_decoder_layers': 1},
+    dtype=jnp.bfloat16,
+  )
+  model = families.language_model(config)
+  params = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16),
+    families.param_shapes(config),
+  )
+  prompt = toy.prompt([[1]], encoder_rows=[[1]], encoder_width=512)
+  init = lambda params, prompt: model.init(params, prompt, 142)
+  cache = jax.eval_shape(init, params, prompt)
+  tokens = jax.ShapeDtypeStruct((1, 13), jnp.int32)
+  [device] = aot.find_slice('v5p:1x1x1').devices
+  args = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=SingleDeviceSharding(device)
+    ),
+    (params, tokens, cache),
+  )
+  text = jax.jit(model.extend).lower(*args).compile().as_text()
+  return sum(
+    each.opcode == 'copy' and each.outputs[0].num_elements == 4096**2
+    for body in hlo.Program(text).computations.values()
+    for each in body.values()
+  )
