@@ -36,6 +36,7 @@ SAMPLINGS = {
   'top-k 2': goodness_of_fit.Sampling(top_k=2),
   'top-p 0.8': goodness_of_fit.Sampling(top_p=0.8),
   'min-p 0.4': goodness_of_fit.Sampling(min_p=0.4),
+  'typical-p 0.6': goodness_of_fit.Sampling(typical_p=0.6),
   'T 0.7, top-k 3, top-p 0.9': goodness_of_fit.Sampling(0.7, 3, 0.9),
 }
 

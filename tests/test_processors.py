@@ -29,6 +29,10 @@ ROWS = {
   (2, 1, 0): Processing(no_repeat_ngram_size=2),
   (1, 1, 2): Processing(bad_words_ids=[[1, 2], [2, 0]], logit_bias={0: 0.8}),
   (2, 2): Processing(min_new_tokens=3, begin_suppress_tokens=[1]),
+  (0, 0): Processing(sequence_bias=[[[1, 2], 2.5], [[0, 1], -2.5]]),
+  (2, 0, 2): Processing(encoder_no_repeat_ngram_size=2),
+  (1, 0): Processing(forced_decoder_ids=[[4, 2]], forced_eos_token_id=EOS),
+  (0, 1): Processing(encoder_repetition_penalty=3.0),
 }
 
 
@@ -74,30 +78,32 @@ def _trial(rule: str, drafter_params=DRAFTER_PARAMS) -> trial.Trial:
   )
 
 
+_ALL = [('speculative_sampling',), ('block_verification',), ('traversal',)]
+
+
 @slow.parametrize(
-  ('rule',),
-  [('speculative_sampling',), ('block_verification',), ('traversal',)],
-  now=[('traversal',)],
+  ('rule', 'num_decodes'),
+  [
+    ('traversal', 100_800),
+    *((rule, 100_800 * len(ROWS)) for (rule,) in _ALL),
+  ],
+  now=[('traversal', 100_800)],
 )
 def test_blocks_and_trees_have_plain_decodings_distribution(
-  rule, record_property
+  rule, num_decodes, record_property
 ):
   result = trial.check(
     _trial(rule),
     record_property,
     'Processors through the compiled loop, false alarm rate 1e-9',
-    f'five rows of other processors, {rule}',
-    num_decodes=100_800,
+    f'{len(ROWS)} rows of other processors, {rule}',
+    num_decodes=num_decodes,
   )
   accepted = np.sum(result.statistics.num_accepted)
   assert 0 < accepted < np.sum(result.statistics.num_tested)
 
 
-@slow.parametrize(
-  ('rule',),
-  [('speculative_sampling',), ('traversal',)],
-  now=[('speculative_sampling',)],
-)
+@slow.parametrize(('rule',), _ALL, now=_ALL[:1])
 def test_drafts_that_are_not_seen_are_noticed_for_each(rule, monkeypatch):
   whole = processors._process
 
@@ -105,12 +111,33 @@ def test_drafts_that_are_not_seen_are_noticed_for_each(rule, monkeypatch):
     return whole(logits, rows, context, drafted, depths * 0)
 
   monkeypatch.setattr(processors, '_process', blind)
+  # The last of them depends on the prompt alone.
+  assert all(p <= 1e-9 for p in _p_values(rule)[:-1])
+
+
+@slow.parametrize(('rule',), _ALL, now=_ALL[2:])
+def test_positions_that_are_not_processed_are_noticed_for_each(
+  rule, monkeypatch
+):
+  whole = processors._process
+
+  def late(logits, rows, context, drafted, depths):
+    made = whole(logits, rows, context, drafted, depths)
+    return jnp.concatenate([made[:, :1], logits[:, 1:]], axis=1)
+
+  monkeypatch.setattr(processors, '_process', late)
+  assert all(p <= 1e-9 for p in _p_values(rule))
+
+
+def _p_values(rule: str) -> list[float]:
+  """Of the tests of each prompt, the least."""
   report = trial.run(
     _trial(rule), num_decodes=100_800, batch_size=25_200
   ).report
-  for i, way in enumerate(ROWS.values(), start=1):
-    own = [x.p_value for x in report.checks if f'prompt {i},' in x.name]
-    assert min(own) <= 1e-9, way
+  least = lambda i: min(
+    check.p_value for check in report.checks if f'prompt {i},' in check.name
+  )
+  return [least(i) for i in range(1, len(ROWS) + 1)]
 
 
 def _batch(ways, temperature: float):
@@ -136,6 +163,12 @@ WAYS = [
   Processing(frequency_penalty=-0.6, suppress_tokens=[2]),
   Processing(no_repeat_ngram_size=4),
   Processing(bad_words_ids=[[1, 2], [0, 0, 2]], repetition_penalty=0.8),
+  Processing(forced_decoder_ids=[[5, 0], [6, 1]]),
+  Processing(
+    encoder_no_repeat_ngram_size=2,
+    sequence_bias=[[[2, 0], 9.0], [[0, 0], 9.0]],
+  ),
+  Processing(encoder_repetition_penalty=0.05),
 ]
 MAX_LEN = 14
 
