@@ -105,6 +105,8 @@ setup(
     # For specdec_jax.integrations.tunix.
     'tunix': [*_MODELS, 'google-tunix>=0.1.7'],
     'gcs': _GCS,
+    # Parses regular expressions and JSON schemas.
+    'grammar': ['outlines-core>=0.2.11,<0.3'],
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,
     'docs': [
@@ -116,6 +118,7 @@ setup(
     ],
     'dev': [
       *_NOTEBOOKS,
+      'outlines-core>=0.2.11,<0.3',
       *_EXPERIMENTS,
       *_BUCKETS,
       'build>=1.2',

@@ -86,6 +86,25 @@ class Processors:
 
 
 @value
+class Grammar:
+  """The texts that rows may have, as one automaton over tokens for each.
+
+  Attributes:
+    classes: uint16 `[B, V]`: tokens of one class lead to the same states.
+    next: uint16 `[B, S, C]`: the state behind a state and a token of a class; 0
+      where there is none. In state 0 any token may come, and leads to it again.
+    guesses: int32 `[B, S]`: the only token that may come, or where one text
+      alone may, the likeliest; -1 elsewhere.
+    states: int32 `[B]`, of the committed text.
+  """
+
+  classes: Array
+  next: Array
+  guesses: Array
+  states: Array
+
+
+@value
 class Prompt:
   """What decoding starts from, rows right-padded.
 
@@ -101,6 +120,7 @@ class Prompt:
       prompt included. None means the `max_len` of the call for every row.
     sampling: how each row is sampled; None leaves it to the program.
     processors: what changes logits before that; None: nothing, at no cost.
+    grammar: which tokens may come at all, likewise.
   """
 
   encoder_tokens: Array | None
@@ -110,6 +130,7 @@ class Prompt:
   max_lengths: Array | None = None
   sampling: Sampling | None = None
   processors: Processors | None = None
+  grammar: Grammar | None = None
 
 
 @value
@@ -122,6 +143,7 @@ class Context:
     sampling: the prompt's, for target and drafter alike.
     processors: likewise.
     starts: int32 `[B]`, lengths of the prompts, if there are processors.
+    grammar: the prompt's, with the states of what is committed.
   """
 
   tokens: Array
@@ -129,6 +151,7 @@ class Context:
   sampling: Sampling | None = None
   processors: Processors | None = None
   starts: Array | None = None
+  grammar: Grammar | None = None
 
 
 @value

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, trees
+from specdec_jax import arrays, grammars, trees
 from specdec_jax.base import Array, Context, Processors, Tree
 
 # Ids that no token has: where there is no text, and where a sequence that is
@@ -43,8 +43,9 @@ class _Texts(NamedTuple):
 
 def text_of(context: Context) -> Context | None:
   """The text that a drafter goes on with, token by token; None if no row has
-  processors, so that none is carried along."""
-  return None if context.processors is None else context
+  processors or a grammar, so that none is carried along."""
+  is_heeded = context.processors is not None or context.grammar is not None
+  return context if is_heeded else None
 
 
 def followed_by(text: Context | None, tokens: Array) -> Context | None:
@@ -57,6 +58,7 @@ def followed_by(text: Context | None, tokens: Array) -> Context | None:
     text,
     tokens=arrays.write_block(text.tokens, tokens[:, None], text.lengths, ones),
     lengths=text.lengths + 1,
+    grammar=grammars.followed_by(text.grammar, tokens[:, None], ones),
   )
 
 
@@ -78,25 +80,30 @@ def after_drafts(
 
   Args:
     logits: float32 `[B, T, V]`, as they were computed.
-    context: the committed text; without processors the logits stay as they are.
+    context: the committed text; without processors and grammar the logits stay
+      as they are.
     *tokens: int32 `[B, N]` in all, drafted; none for plain decoding.
     tree: the shape of the draft; None for a chain.
     first: the node that the first logits follow, others those after it; node 0
       is the context's last token, and in a chain node i the draft's token i.
   """
   rows = context.processors
-  if rows is None:
+  if rows is not None:
+    nodes = depths = np.arange(first, first + logits.shape[1], dtype=np.int32)
+    root = jnp.zeros((logits.shape[0], 1), jnp.int32)
+    with_root = jnp.concatenate([root, *tokens], axis=1)
+    if tree is None:
+      drafted = with_root[:, None, 1:]
+    else:
+      # Of the tree (0, 0, 1) node 3 stands on the path [1, 3], node 2 on [2].
+      drafted = with_root[:, trees.path_of(tree, jnp.asarray(nodes))]
+      depths = trees.depths(tree)[nodes]
+    logits = _process(logits, rows, context, drafted, jnp.asarray(depths))
+  if context.grammar is None:
     return logits
-  nodes = depths = np.arange(first, first + logits.shape[1], dtype=np.int32)
-  root = jnp.zeros((logits.shape[0], 1), jnp.int32)
-  with_root = jnp.concatenate([root, *tokens], axis=1)
-  if tree is None:
-    drafted = with_root[:, None, 1:]
-  else:
-    # Of the tree (0, 0, 1) node 3 stands on the path [1, 3], and node 2 on [2].
-    drafted = with_root[:, trees.path_of(tree, jnp.asarray(nodes))]
-    depths = trees.depths(tree)[nodes]
-  return _process(logits, rows, context, drafted, jnp.asarray(depths))
+  return grammars.after_drafts(
+    logits, context.grammar, *tokens, tree=tree, first=first
+  )
 
 
 def _process(

@@ -11,6 +11,7 @@ from specdec_jax import audit, logits, processors
 from specdec_jax.base import (
   Context,
   Drafter,
+  Grammar,
   LanguageModel,
   Params,
   Processors,
@@ -44,6 +45,7 @@ class Trial(NamedTuple):
     forward: the target's logits `[N, T, V]` of ids `[N, T]`, from its params,
       for the exact distribution; None asks the target itself.
     processors: of each prompt, what changes logits by the text before them.
+    grammar: of each prompt, likewise.
   """
 
   target: LanguageModel
@@ -59,6 +61,7 @@ class Trial(NamedTuple):
   is_nan_after_eos: bool = False
   forward: Callable[..., np.ndarray] | None = None
   processors: Processors | None = None
+  grammar: Grammar | None = None
 
 
 class Result(NamedTuple):
@@ -109,7 +112,7 @@ def run(
   once = toy.prompt(
     trial.prompts, max_lengths=limits, encoder_rows=trial.encoder_rows
   )
-  once = once.replace(processors=trial.processors)
+  once = once.replace(processors=trial.processors, grammar=trial.grammar)
   prompts = jax.tree.map(lambda x: np.asarray(x)[which], once)
   for start in range(0, num_decodes, batch_size):
     row_ids = np.arange(start, start + batch_size, dtype=np.int32)
@@ -193,6 +196,7 @@ def _teacher(trial: Trial, i: int) -> Callable[..., np.ndarray]:
     id(trial.target.extend),
     id(params),
     id(trial.processors),
+    id(trial.grammar),
     trial.prompts[i],
     *settings.values(),
   )
@@ -205,7 +209,7 @@ def _teacher(trial: Trial, i: int) -> Callable[..., np.ndarray]:
       process=functools.partial(_process, trial, i),
     )
     # What the ids name must outlive them.
-    _EXACT[key] = (after, trial.target, params, trial.processors)
+    _EXACT[key] = (after, trial)
   return _EXACT[key][0]
 
 
@@ -213,6 +217,8 @@ def _process(
   trial: Trial, i: int, fed: np.ndarray, logits: np.ndarray
 ) -> np.ndarray:
   """Logits `[N, T, V]` of prompt i, processed as by plain decoding."""
+  if trial.grammar is not None:
+    return _within(trial.grammar, i, len(trial.prompts[i]), fed, logits)
   if trial.processors is None:
     return logits
   rows = jax.tree.map(lambda x: x[np.full(len(fed), i)], trial.processors)
@@ -234,3 +240,20 @@ def _process(
 
 _after_text = jax.jit(processors.after_text)
 _EXACT: dict[tuple, tuple] = {}
+
+
+def _within(
+  grammar: Grammar, i: int, start: int, fed: np.ndarray, logits: np.ndarray
+) -> np.ndarray:
+  """The same of prompt i's grammar, whose tables are read word by word."""
+  next_of, classes = np.asarray(grammar.next[i]), np.asarray(grammar.classes[i])
+  logits = np.array(logits)
+  for row, tokens in enumerate(fed):
+    state = int(grammar.states[i])
+    for position in range(start - 1, logits.shape[1]):
+      if position >= start:
+        state = next_of[state, classes[tokens[position]]]
+      for token, which in enumerate(classes):
+        if state != 0 and next_of[state, which] == 0:
+          logits[row, position, token] = -np.inf
+  return logits

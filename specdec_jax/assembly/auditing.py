@@ -61,6 +61,7 @@ def engine(
       lengths=prompt.decoder_lengths,
       processors=prompt.processors,
       starts=prompt.decoder_lengths,
+      grammar=prompt.grammar,
     )
     return to_probs(processors.after_drafts(logits, context, tokens))[0]
 

@@ -128,7 +128,7 @@ class Decoder:
       method = dataclasses.replace(
         self.method,
         target=made.target_of(self.seen),
-        drafter=_at_one_width(made.drafter, self.exact_bits),
+        drafter=_finished(made.drafter, self.exact_bits),
       )
       self.others[gamma] = dataclasses.replace(
         self._forgetful(),
@@ -305,8 +305,9 @@ def own_params(params: Params) -> Any:
   )
 
 
-def _at_one_width(drafter: Drafter, exact_bits: bool) -> Drafter:
-  """The drafter, with `exact_bits` without calls of width 1."""
+def _finished(drafter: Drafter, exact_bits: bool) -> Drafter:
+  """The drafter, guided; with `exact_bits` without calls of width 1."""
+  drafter = drafters.guided(drafter)
   return drafter._replace(may_abstain=False) if exact_bits else drafter
 
 
@@ -325,7 +326,7 @@ def _made(
   made, judge = choice.make(seen, length), rule.judge(seen.sampling)
   method = Method(
     target=made.target_of(seen),
-    drafter=_at_one_width(made.drafter, exact_bits),
+    drafter=_finished(made.drafter, exact_bits),
     verify_fn=judge.verify_fn(made.drafter.tree),
     logits_to_probs=judge.sampling.to_probs(seen.vocab_size),
     eos_id=seen.eos_id,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.assembly import processing
+from specdec_jax.assembly import constraints, processing
 from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings, row_keys
@@ -96,6 +96,13 @@ def pack(
     prompt = dataclasses.replace(
       processing.of_rows(table, range(len(ways))[part], batch.prompt),
       sampling=None if is_greedy else sampling,
+      grammar=constraints.of_rows(
+        ways[part],
+        decoder.vocabulary,
+        num_rows=settings.num_rows,
+        num_logits=decoder.target.vocab_size,
+        among=ways,
+      ),
     )
     # Rows of nobody have keys of others.
     columns = np.resize(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from specdec_jax import base, processors
+from specdec_jax.assembly import constraints
 from specdec_jax.assembly.option_fields import field_names, option
 from specdec_jax.launch.numbers import count, literal, number
 
@@ -19,7 +20,7 @@ _ids = literal("a list of token ids, such as '[5, 7]'")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Processing:
+class Processing(constraints.Constraint):
   """What changes logits by the text before them, see `processors`; None is what
   the model's own files state, or nothing."""
 
@@ -105,6 +106,7 @@ class _Bias(NamedTuple):
 
 def check(way: Processing) -> None:
   """Raises ValueError for a value that is out of range, or of another type."""
+  constraints.check(way)
   for name, (expected, is_valid) in _CHECKS.items():
     value = getattr(way, name)
     if value is not None and not is_valid(value):
@@ -112,8 +114,9 @@ def check(way: Processing) -> None:
 
 
 def is_used(way: Processing) -> bool:
-  """Whether a way changes any logits."""
-  values = {name: getattr(way, name) for name in NAMES}
+  """Whether a way changes any logits, but for a grammar."""
+  names = [name for name in NAMES if name not in constraints.NAMES]
+  values = {name: getattr(way, name) for name in names}
   # Id 0 is forced like any other.
   return any(
     (value or (value == 0 and name.startswith('forced')))

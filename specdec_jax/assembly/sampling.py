@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax import base, logits
-from specdec_jax.assembly import processing
+from specdec_jax.assembly import constraints, processing
 from specdec_jax.assembly.option_fields import field_names, option
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
@@ -70,7 +70,7 @@ class Sampling(Options):
   def __post_init__(self):
     # gin's macros are often texts by mistake, and '0.5' < 1 a TypeError.
     for name, value in vars(self).items():
-      if isinstance(value, str):
+      if isinstance(value, str) and name not in constraints.NAMES:
         raise ValueError(f'{name} must be a number, got {value!r}')
     self.to_probs(1)  # Raises where a value is out of range.
     processing.check(self)

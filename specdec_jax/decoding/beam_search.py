@@ -111,6 +111,8 @@ def brevity_penalty(alpha: float, lengths: Array) -> Array:
 def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
   """One live beam a row, which holds the prompt, in int32."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
+  if prompt.grammar is not None:
+    raise ValueError('a beam search takes no grammar (regex, json_schema)')
   lengths = prompt.decoder_lengths
   max_lengths = state_lib.limits(prompt, max_len)
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, base, keys
+from specdec_jax import arrays, base, grammars, keys
 from specdec_jax.base import Array, Context, Draft, Prompt, Verification
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.statistics import Statistics
@@ -77,6 +77,8 @@ def checked(prompt: Prompt, max_len: int) -> Prompt:
     )
 
   def narrow(array: Array) -> Array:
+    if array.dtype == jnp.uint16:  # Of a grammar.
+      return jnp.asarray(array)
     is_float = jnp.issubdtype(jnp.result_type(array), jnp.floating)
     return jnp.asarray(array, jnp.float32 if is_float else jnp.int32)
 
@@ -109,6 +111,7 @@ def init(
       sampling=prompt.sampling,
       processors=prompt.processors,
       starts=None if prompt.processors is None else lengths,
+      grammar=prompt.grammar,
     ),
     log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
     done=lengths >= max_lengths,
@@ -188,6 +191,7 @@ def commit(
       state.context,
       tokens=write(state.context.tokens, tokens),
       lengths=new_lengths,
+      grammar=grammars.followed_by(state.context.grammar, tokens, counts),
     ),
     log_probs=write(state.log_probs, log_probs),
     done=state.done | has_nan | has_ended | (new_lengths >= state.max_lengths),

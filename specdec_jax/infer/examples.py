@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from specdec_jax.assembly import processing, running
+from specdec_jax.assembly import constraints, processing, running
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
@@ -182,7 +182,14 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
       max_new_tokens=layout.targets_length,
       row_ids=[0 if row is None else row.index for row in rows],
     )
-    return processing.of_rows(table, [0] * len(rows), prompt)
+    prompt = processing.of_rows(table, [0] * len(rows), prompt)
+    grammar = constraints.of_rows(
+      [layout.processing] * len(rows),
+      layout.vocabulary,
+      num_rows=len(rows),
+      num_logits=layout.config.vocab_size,
+    )
+    return dataclasses.replace(prompt, grammar=grammar)
 
   return pack
 

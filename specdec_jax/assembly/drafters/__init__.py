@@ -5,6 +5,7 @@ from specdec_jax.assembly.drafters.block_heads import BlockHeads
 from specdec_jax.assembly.drafters.choice import DrafterChoice, Drafting, Target
 from specdec_jax.assembly.drafters.draft_model import DraftModel
 from specdec_jax.assembly.drafters.eagle import Eagle
+from specdec_jax.assembly.drafters.grammar import GrammarDrafter
 from specdec_jax.assembly.drafters.ngram import NGram
 from specdec_jax.assembly.drafters.none import NoDrafter
 from specdec_jax.assembly.drafters.prompt_lookup import PromptLookup
@@ -24,6 +25,7 @@ DRAFTERS: dict[str, type[DrafterChoice]] = {
   'eagle': Eagle,
   'spec_drafter': SpecDrafter,
   'block_heads': BlockHeads,
+  'grammar': GrammarDrafter,
   'none': NoDrafter,
 }
 
@@ -34,6 +36,7 @@ __all__ = [
   'DrafterChoice',
   'Drafting',
   'Eagle',
+  'GrammarDrafter',
   'NGram',
   'NoDrafter',
   'PromptLookup',

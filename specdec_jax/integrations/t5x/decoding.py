@@ -40,8 +40,7 @@ class Settings(Options):
     drafter: a name of `assembly.drafters.DRAFTERS`. The parameters of 'model'
       are at `params['draft']`.
     drafter_checkpoint: the weights of 'spec_drafter' or of 'block_heads': a
-      folder, or a name such as 'ende-spec-drafter'. They are constants of the
-      compiled decode, and a copy is on every device.
+      folder, or 'ende-spec-drafter'; constants, each device has a copy.
     gamma: tokens drafted per target run, at most.
     verification: a name of `assembly.rules.RULES`.
     temperature: as all others, of `assembly.sampling.Options`.
@@ -57,9 +56,10 @@ class Settings(Options):
     is_plain = self.drafter == 'none'
     if not is_plain and isinstance(lengths.of(gamma=self.gamma), lengths.Auto):
       raise ValueError(
-        'gamma auto measures the first rows of a run, and T5X hands over one '
-        'batch, inside of a program of its own: give a number'
+        'gamma auto measures batches, of which T5X has one: give a number'
       )
+    if self.regex or self.json_schema:
+      raise ValueError('regex and json_schema need a vocabulary, and T5X none')
     judge = self.rule.judge(self.sampling)
     if is_plain and not judge.is_lossless:
       raise ValueError(

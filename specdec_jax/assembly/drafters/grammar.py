@@ -1,0 +1,23 @@
+"""What a grammar leaves to say, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GrammarDrafter:
+  """Drafts what a row's grammar leaves to say, and nothing else; see
+  `drafters.guided`. Without a grammar it is plain decoding."""
+
+  gamma: lengths.Gamma | None = lengths.gamma_option()
+
+  @property
+  def length(self) -> lengths.Length:
+    return lengths.of(gamma=self.gamma or 8)
+
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
+    silent = drafters.none(lengths.fixed(length))
+    return Drafting(drafter=silent._replace(may_abstain=True))

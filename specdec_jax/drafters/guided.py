@@ -1,0 +1,23 @@
+"""A drafter that knows what the grammar of a row leaves to say."""
+
+from specdec_jax import grammars
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
+
+
+def guided(drafter: Drafter) -> Drafter:
+  """The drafter, whose chains go on with the tokens that a grammar guesses; see
+  `grammars.guided`. Without a grammar, and for trees, it stays as it is: what
+  draws from masked probabilities finds a token that is alone by itself.
+  """
+  if drafter.tree is not None or not drafter.gamma:
+    return drafter
+
+  def propose(
+    params: Arrays, row_keys: Array, context: Context, *state: Arrays
+  ) -> tuple[Draft, Arrays]:
+    draft, own = drafter.propose(params, row_keys, context, *state)
+    if context.grammar is not None:
+      draft = grammars.guided(draft, context.grammar)
+    return draft, own
+
+  return drafter._replace(propose=propose)
