@@ -155,8 +155,11 @@ def _catalogue_pairs() -> Iterator[tuple[str, str]]:
   """English messages without places to fill in, and their translations."""
   seen = set()
   for path in sorted(_CATALOGUES.glob('*.mo')):
-    with path.open('rb') as file:
-      messages = gettext.GNUTranslations(file)._catalog  # type: ignore
+    try:
+      with path.open('rb') as file:
+        messages = gettext.GNUTranslations(file)._catalog  # type: ignore
+    except UnicodeDecodeError:  # Of another encoding than it says.
+      continue
     for source, target in messages.items():
       if not isinstance(source, str) or source in seen:
         continue

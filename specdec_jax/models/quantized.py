@@ -59,8 +59,9 @@ def is_packed(leaf: Any) -> bool:
 
 def num_bytes(shape: Sequence[int], dtype: Any) -> int:
   """Of an array in memory, where two integers of 4 bits lie in a byte."""
-  is_half = jnp.dtype(dtype) == jnp.int4
-  return math.prod(shape) * jnp.dtype(dtype).itemsize // (1 + is_half)
+  # Of random keys, whose dtype is none of numpy's, too.
+  num_bytes = math.prod(shape) * int(dtype.itemsize)
+  return num_bytes // 2 if dtype == jnp.int4 else num_bytes
 
 
 def packed(params: Any, bits: Bits, *, keep: Collection[str] = ()) -> Any:

@@ -236,7 +236,7 @@ def tree_bytes(tree: Any) -> int:
     shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
     # A random key is two words.
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    dtype = np.uint64 if is_key else leaf.dtype
+    dtype = np.dtype(np.uint64) if is_key else leaf.dtype
     return quantized.num_bytes(shape, dtype)
 
   return sum(map(num_bytes, jax.tree.leaves(tree)))

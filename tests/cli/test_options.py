@@ -73,7 +73,8 @@ COMPLAINTS = {
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
     ('--adaptive', 'heuristic'),
-    '--adaptive is for --drafter model or eagle, not prompt_lookup',
+    '--adaptive is for --drafter model or quantized or eagle, not '
+    'prompt_lookup',
   ),
   'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
   'an estimate of nothing': (
@@ -90,7 +91,7 @@ COMPLAINTS = {
   ),
   'a tree for copies': (
     ('--tree', '4'),
-    'tree is for drafter model or eagle, not prompt_lookup',
+    'tree is for drafter model or quantized or eagle, not prompt_lookup',
   ),
   'a tree that is none': (
     ('--draft_model', 'x', '--tree', '0,0,9'),
