@@ -65,7 +65,6 @@ def learning_rate(
     )
 
   def schedule(step: Array) -> Array:
-    # Exact up to step 2**24.
     steps = jnp.asarray(step, jnp.float32)
     since_warmup = jnp.maximum(0.0, steps - warmup_steps)
     rates = (known[name](steps, since_warmup) for name in names)

@@ -14,7 +14,7 @@ from importlib import metadata
 import pytest
 
 from specdec_jax.trace import storage
-from tests import children
+from tests import children, slow
 from tests.cli.tiny import begun, without_styles
 
 
@@ -146,7 +146,7 @@ def test_a_closed_standard_output(start, model):
   assert b'standard output is closed' in err
 
 
-@pytest.mark.parametrize('command', ['doctor', 'convert', 'chat'])
+@slow.parametrize('command', ['doctor', 'convert', 'chat'], now=['chat'])
 def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
   if any('cuda' in each.name for each in metadata.distributions()):
     pytest.skip('it is installed')
@@ -208,7 +208,7 @@ def run_on_terminal(start, *argv, has_output=True):
   return shown
 
 
-@pytest.mark.parametrize('prompts', ['one', 'several', 'batch'])
+@slow.parametrize('prompts', ['one', 'several', 'batch'], now=['one', 'batch'])
 def test_a_terminal_sees_colours_and_progress(start, model, tmp_path, prompts):
   path, json_path = tmp_path / 'prompts.txt', tmp_path / 'out.jsonl'
   lines = ['the in the in'] + ['ab ab ab'] * (prompts != 'one')

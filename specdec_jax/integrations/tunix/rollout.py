@@ -99,8 +99,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     )
     vocabulary: Any = self._decoder.vocabulary
     self._tokenizer = vocabulary.tokenizer
-    # Arrays cannot change: other weights are other arrays, and to compare which
-    # they are needs no digest.
+    # Arrays cannot change: other weights are other arrays.
     self._read = _leaves(self._model)
     self._programs: dict[Any, Refill] = {}
     self._num_calls = 0
