@@ -292,12 +292,15 @@ class DecoderLayer(nn.Module):
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
     # What is trained has no past, and a gradient.
-    read = {'used_only': past is not None}
-    h = self.self_attention(h, keys, values, placement.mask, bias, **read)
+    has_past = past is not None
+    h = self.self_attention(
+      h, keys, values, placement.mask, bias, used_only=has_past
+    )
     x = x + self.dropout(h)
     if cross is not None:
       h = self.pre_cross_attention_layer_norm(x)
-      x = x + self.dropout(self.encoder_decoder_attention(h, *cross, **read))
+      h = self.encoder_decoder_attention(h, *cross, used_only=has_past)
+      x = x + self.dropout(h)
     h = self.mlp(self.pre_mlp_layer_norm(x))
     x = rules.constrain(x + self.dropout(h), 'batch', 'length', 'embed')
     return x, keys, values
