@@ -107,7 +107,12 @@ def _scored(params: Any, tokens: Array, *, config: Any) -> tuple[Array, Array]:
   `[B, T - 1]` each."""
   model = families.language_model(config)
   ones = jnp.ones(len(tokens), jnp.int32)
-  prompt = Prompt(None, tokens[:, :1], ones, ones)
+  prompt = Prompt(
+    encoder_tokens=None,
+    decoder_tokens=tokens[:, :1],
+    decoder_lengths=ones,
+    row_ids=ones,
+  )
   cache = model.init(params, prompt, tokens.shape[1])
   logits, _ = model.extend(params, tokens[:, :-1], cache)
   log_probs = jax.nn.log_softmax(logits)
@@ -427,7 +432,7 @@ def gains(chip: str, alphas: Sequence[float]) -> Table:
 
 def _gains_of(target: str, chip: str, alphas: Sequence[float]) -> list[Cells]:
   drafted: dict[str, tuple[parts.Shapes, list[aot.ProgramCost]]] = {}
-  rows = []
+  rows: list[Cells] = []
   for weights in (None, 'int8'):
     make = functools.partial(_task, target, weights, chip)
     whole = parts.shapes_of(make({}), Fixed(_MAX_GAMMA))
