@@ -207,10 +207,10 @@ def _num_bytes(leaf: Any) -> int:
   return quantized.num_bytes(leaf.shape, leaf.dtype)
 
 
-def acceptance(num_new: int) -> Table:
+def acceptance(targets: Sequence[str], num_new: int) -> Table:
   """How often targets in float32 accept their own guesses in few bits."""
   rows = []
-  for name in ('smollm2-135m', 'ende-mini'):
+  for name in targets:
     for temperature in (0.0, 1.0):
       rows += _accepted(name, temperature, num_new)
   return Table(
@@ -282,10 +282,10 @@ def _accepted(name: str, temperature: float, num_new: int) -> list[Cells]:
   return rows
 
 
-def steps(num_new: int, repeats: int) -> Table:
+def steps(targets: Sequence[str], num_new: int, repeats: int) -> Table:
   """Plain and verify steps on this device by weights."""
   rows = []
-  for name in ('smollm2-135m', 'ende-mini'):
+  for name in targets:
     decoders = {
       (dtype, weights): _plain(name, dtype, weights)
       for dtype, weights in _TIMED
@@ -526,8 +526,12 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   makes: dict[str, Any] = {
     'perplexity': functools.partial(perplexities, args.num_windows),
     'bleu': functools.partial(bleus, args.num_texts),
-    'acceptance': functools.partial(acceptance, args.max_new_tokens),
-    'steps': functools.partial(steps, args.max_new_tokens, args.repeats),
+    'acceptance': functools.partial(
+      acceptance, args.targets, args.max_new_tokens
+    ),
+    'steps': functools.partial(
+      steps, args.targets, args.max_new_tokens, args.repeats
+    ),
   }
   for name in args.tables:
     if name in makes:
@@ -550,6 +554,9 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--chips', type=common.listed(), default=list(_CHIPS))
   parser.add_argument(
     '--alphas', type=common.listed(float), default=[0.8, 0.9, 0.95]
+  )
+  parser.add_argument(
+    '--targets', type=common.listed(), default=['smollm2-135m', 'ende-mini']
   )
   parser.add_argument('--output', default='experiments/quantized/results')
   common.add_counts(
