@@ -93,6 +93,22 @@ def test_integers_are_the_nearest(bits, group):
   assert not numbers[:, 5].any()
 
 
+@pytest.mark.parametrize('group', [None, 4])
+@pytest.mark.parametrize('rows', [1, 3])
+@pytest.mark.parametrize('name', ['kernel', 'embedding'])
+def test_products_in_bfloat16_are_summed_in_float32(name, rows, group):
+  rng = np.random.default_rng(0)
+  matrix = jnp.asarray(rng.normal(size=(8, 8)), jnp.float32)
+  x = jnp.asarray(rng.normal(size=(rows, 1, 8)), jnp.bfloat16)
+  tree = quantized.packed({name: matrix}, Bits(8, group))
+  pair, axis = (tree[name], tree[name + SCALE]), int(name == 'embedding')
+  found = jax.jit(quantized.product, static_argnums=3)(x, *pair, axis)
+  weights = np.asarray(quantized.unpacked(*pair), np.float64)
+  expected = np.asarray(x, np.float64) @ (weights.T if axis else weights)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_qwix_packs_the_same():
   qarray = pytest.importorskip('qwix._src.core.qarray')
   kernel = jnp.asarray(

@@ -164,7 +164,13 @@ def product(x: Array, values: Array, scale: Array, axis: int = 0) -> Array:
   shape[axis : axis + 1] = [num_groups, shape[axis] // num_groups]
   x = x.reshape(*x.shape[:-1], num_groups, -1)
   terms = ('...gi,gio->...go', '...gi,ogi->...go')[axis]
-  sums = dot(terms, x, values.reshape(shape).astype(x.dtype))
+  sums_in = lambda dtype, x, q: dot(terms, x.astype(dtype), q.astype(dtype))
+  # XLA:CPU has no batched product of bfloat16 that accumulates in float32.
+  sums = jax.lax.platform_dependent(
+    *(x, values.reshape(shape)),
+    cpu=functools.partial(sums_in, jnp.float32),
+    default=functools.partial(sums_in, x.dtype),
+  )
   scale = scale if axis == 0 else scale.T
   scale = jnp.expand_dims(scale, tuple(range(sums.ndim - 2)))
   return jnp.sum(sums * scale, axis=-2)
