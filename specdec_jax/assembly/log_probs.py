@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, logits, processors
+from specdec_jax import arrays, grammars, logits, processors
 from specdec_jax.assembly import running, sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.base import Array, Context, Params, Prompt
@@ -98,7 +98,7 @@ def _scorer(
     scored = Scored(nothing, tops.astype(jnp.int32), tops)
 
     def score_block(i: Array, carry: Any) -> Any:
-      cache, found = carry
+      cache, found, grammar = carry
       first = starts + i * _WIDTH
       block = arrays.read_block(tokens, first - 1, _WIDTH + 1)
       made, cache = target.extend(params, block[:, :-1], cache)
@@ -108,6 +108,7 @@ def _scorer(
         sampling=prompt.sampling,
         processors=prompt.processors,
         starts=starts,
+        grammar=grammar,
       )
       ways = processors.after_drafts(made, context, block[:, 1:])
       both = (
@@ -123,13 +124,15 @@ def _scorer(
         start_index=i * _WIDTH,
         axis=1,
       )
-      return cache, jax.tree.map(put, found, new)
+      grammar = grammars.followed_by(
+        grammar, block[:, 1:], jnp.full_like(starts, _WIDTH)
+      )
+      return cache, jax.tree.map(put, found, new), grammar
 
     cache = target.init(params, prompt, room)
     count = -(-jnp.max(lengths - starts) // _WIDTH)
-    return jax.lax.fori_loop(0, count, score_block, (cache, (scored, scored)))[
-      1
-    ]
+    begin = cache, (scored, scored), prompt.grammar
+    return jax.lax.fori_loop(0, count, score_block, begin)[1]
 
   return jax.jit(score)
 

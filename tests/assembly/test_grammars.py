@@ -1,0 +1,170 @@
+"""Regular expressions and JSON schemas: what is compiled of them, and texts."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip('outlines_core')
+pytest.importorskip('safetensors')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('tokenizers')
+pytest.importorskip('jsonschema')
+
+import jsonschema
+
+import specdec_jax
+from specdec_jax.assembly import constraints
+from specdec_jax.assembly.constraints import Constraint
+from specdec_jax.text import grammars
+from tests.cli import tiny
+
+SCHEMA = {
+  'type': 'object',
+  'properties': {
+    'the': {'enum': ['in', 'ab', 'é"']},
+    'is_it': {'type': 'boolean'},
+    'text': {'type': 'string', 'maxLength': 3},
+    'more': {'type': 'array', 'items': {'$ref': '#/$defs/n'}, 'maxItems': 2},
+  },
+  'required': ['the', 'is_it', 'text'],
+  '$defs': {'n': {'anyOf': [{'type': 'null'}, {'const': 7}]}},
+}
+REGEX = r'(the|[a-c]{2,3}é?) (in){1,2}\.'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> str:
+  return tiny.write_model(tmp_path_factory.mktemp('grammars') / 'tiny')
+
+
+@pytest.fixture(scope='module')
+def decoder(folder):
+  return specdec_jax.load(folder, drafter='prompt_lookup', gamma=3)
+
+
+def _vocabularies(decoder):
+  pair = specdec_jax.load('ende-mini', drafter='none')
+  return decoder.vocabulary, pair.vocabulary
+
+
+@pytest.mark.parametrize(
+  'pattern', [REGEX, r'\{"Wort":"[a-zäöü ]{1,9}"\}', r'[0-9]{1,2}( Uhr)?']
+)
+def test_texts_end_where_they_match_and_only_there(decoder, pattern):
+  rng = np.random.default_rng(0)
+  for vocabulary in _vocabularies(decoder):
+    made = grammars.compiled(pattern, vocabulary)
+    num_ends = 0
+    for _ in range(60):
+      state, ids = 1, []
+      for _ in range(40):
+        allowed = np.flatnonzero(made.next[state, made.classes] != 0)
+        # No state is left without a way on.
+        assert allowed.size
+        text = vocabulary.decode(ids)
+        ends = set(allowed) & set(vocabulary.eos_ids)
+        assert bool(ends) == bool(re.fullmatch(pattern, text)), text
+        # Ends are few among the tokens that may come.
+        if ends and rng.random() < 0.5:
+          num_ends += 1
+          break
+        token = rng.choice(allowed)
+        if token in vocabulary.eos_ids:
+          num_ends += 1
+          break
+        ids.append(int(token))
+        state = made.next[state, made.classes[token]]
+    assert num_ends == 60
+
+
+def test_every_spelling_of_a_text_may_come(decoder):
+  for vocabulary in _vocabularies(decoder):
+    made = grammars.compiled(REGEX, vocabulary)
+    for text in ('the in.', 'ab inin.', 'abc in.'):
+      state = 1
+      for token in vocabulary.encode(text, add_special_tokens=False):
+        state = made.next[state, made.classes[token]]
+        assert state, text
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_rows_of_one_batch_follow_their_own_grammars(decoder, temperature):
+  texts = ['the in ab', 'ab', 'in the the', 'the']
+  ways = {
+    'json_schema': [SCHEMA, None, json.dumps(SCHEMA), None],
+    'regex': [None, REGEX, None, None],
+  }
+  how = {'max_new_tokens': 80, 'temperature': temperature}
+  run = lambda texts, **more: list(
+    specdec_jax.generate(decoder, texts, **how, **more)
+  )
+  together = run(texts, batch_size=4, seed=[1, 2, 3, 4], **ways)
+  for i, found in enumerate(together):
+    own = {name: values[i : i + 1] for name, values in ways.items()}
+    [alone] = run(texts[i : i + 1], seed=[i + 1], **own)
+    assert alone.text == found.text
+  for i in (0, 2):
+    assert together[i].finish_reason == 'stop'
+    jsonschema.validate(json.loads(together[i].text), SCHEMA)
+  assert re.fullmatch(REGEX, together[1].text)
+
+
+def test_what_is_forced_takes_fewer_runs(folder, decoder):
+  # `{"the":"` and more is one text, whatever the drafter knows.
+  forced = specdec_jax.load(folder, drafter='grammar', gamma=7)
+  plain = specdec_jax.load(folder, drafter='none')
+  found = [
+    next(
+      specdec_jax.generate(each, ['ab'], json_schema=SCHEMA, max_new_tokens=80)
+    )
+    for each in (plain, forced)
+  ]
+  assert found[0].text == found[1].text
+  runs = [each.statistics['target_runs'] for each in found]
+  assert runs[1] * 1.3 < runs[0]
+
+
+@pytest.mark.parametrize(
+  ('way', 'message'),
+  [
+    ({'regex': 'a(?=b)'}, 'this grammar cannot be compiled'),
+    ({'regex': 'a', 'json_schema': SCHEMA}, 'exclude each other'),
+    ({'regex': 5}, 'should be a regular expression'),
+    ({'json_schema': '{"type": '}, 'no JSON'),
+    ({'json_schema': 'no/such/file'}, 'cannot read json_schema'),
+    ({'json_schema': {'type': 'integer', 'minimum': 3}}, '#: minimum is not'),
+    ({'json_schema': {'oneOf': [SCHEMA]}}, 'type should be one of'),
+    ({'json_schema': {'type': 'object'}}, 'needs properties'),
+    (
+      {'json_schema': {'type': 'array', 'items': {'type': 'x'}}},
+      '#/items: type should',
+    ),
+    (
+      {'json_schema': {'type': 'string', 'pattern': '.*'}},
+      'allows a quote',
+    ),
+    ({'json_schema': {'type': 'string', 'format': 'email'}}, 'format should'),
+    ({'regex': r'[\x00-\x08]漢{22000}'}, 'states'),
+  ],
+)
+def test_what_would_not_be_heeded_is_refused(decoder, way, message):
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.generate(decoder, ['ab'], max_new_tokens=8, **way)
+
+
+def test_tables_of_one_size_share_a_program(decoder):
+  made = [
+    constraints.of_rows(
+      [Constraint(regex=each)],
+      decoder.vocabulary,
+      num_rows=2,
+      num_logits=decoder.target.vocab_size,
+    )
+    for each in ('(the|in)', 'ab{3}')
+  ]
+  shapes = [[leaf.shape for leaf in vars(each).values()] for each in made]
+  assert shapes[0] == shapes[1]
+  # The second row is nobody's.
+  assert made[0].states.tolist() == [1, 0]
