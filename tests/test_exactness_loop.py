@@ -209,6 +209,7 @@ _MIXED = 'T 0.7, top-k 3, top-p 0.9'
     ('speculative_sampling', 'top-k 2'),
     ('block', 'top-p 0.8'),
     ('speculative_sampling', 'min-p 0.4'),
+    ('block', 'typical-p 0.6'),
     pytest.param('speculative_sampling', _MIXED, marks=pytest.mark.proof),
     pytest.param('block', _MIXED, marks=pytest.mark.proof),
   ],
