@@ -57,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   slug = re.sub(r'\W+', '_', stopwatch.device_name()).strip('_').lower()
   folder = Path(args.output) / slug
+  for pair in args.pairs if 'pairs' in args.tables else ():
+    report.measure(
+      (MODULE, argv),
+      folder,
+      re.sub(r'\W+', '_', pair),
+      f'{pair.replace("/", " with ")}, {args.dtype}',
+      functools.partial(table, pair, args),
+    )
   if 'cache' in args.tables:
     name = re.sub(r'\W+', '_', args.cache_model)
     report.measure(
@@ -65,14 +73,6 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
       f'cache_{name}_{args.cache_dtype}',
       f'{args.cache_model}, {args.cache_dtype}: the used part of the cache',
       functools.partial(cache_table, args),
-    )
-  for pair in args.pairs if 'pairs' in args.tables else ():
-    report.measure(
-      (MODULE, argv),
-      folder,
-      re.sub(r'\W+', '_', pair),
-      f'{pair.replace("/", " with ")}, {args.dtype}',
-      functools.partial(table, pair, args),
     )
 
 

@@ -19,7 +19,7 @@ def test_a_pair_becomes_a_chapter_named_after_the_device(
     [
       *('--pairs=random:lm_nano/random:lm_nano', '--batch_sizes=2'),
       *('--prompt_tokens=4', '--max_new_tokens=4', '--repeats=1'),
-      *('--alpha=1', '--dtype=float32'),
+      *('--alpha=1', '--dtype=float32', '--tables=pairs'),
       f'--output={tmp_path / "accelerator" / "results"}',
     ]
   )
