@@ -1,0 +1,257 @@
+"""Texts that match a grammar: what they cost, and what it drafts for nothing.
+
+    python -m experiments.grammar
+
+Tokens per target run are exact figures; times are medians.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jsonschema
+import numpy as np
+
+import specdec_jax
+from experiments import common, report
+from experiments.report import Cells, Table
+from specdec_jax.assembly import completions, constraints, packing, running
+from specdec_jax.assembly.completions import Completion
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.measure import stopwatch
+from specdec_jax.text import grammars
+
+MODULE = 'experiments.grammar'
+GAMMA, BATCH = 8, 10
+DRAFTERS = 'grammar', 'prompt_lookup'
+TASK = 'Write down as JSON what is said of this person. {}'
+PEOPLE = [
+  f'{name} is {age} years old, works as {job} in {city} and {owns} a car.'
+  for (name, age), (job, city), owns in itertools.product(
+    [('Maria Keller', 41), ('John Smith', 29), ('Aiko Tanaka', 63),
+     ('Omar Haddad', 35), ('Lucia Rossi', 52)],
+    [('a nurse', 'Zurich'), ('a baker', 'Dublin'), ('a pilot', 'Osaka'),
+     ('a teacher', 'Cairo'), ('an engineer', 'Milan')],
+    ['owns', 'does not own', 'has sold', 'has just bought'],
+  )
+]  # fmt: skip
+_SHORT = {'type': 'string', 'minLength': 1, 'maxLength': 24}
+PERSON = {
+  'type': 'object',
+  'properties': {
+    'full_name': _SHORT,
+    'age_in_years': {'type': 'string', 'pattern': '[0-9]{1,3}'},
+    'occupation': _SHORT,
+    'city_of_work': _SHORT,
+    'has_a_car': {'type': 'boolean'},
+  },
+}
+PERSON['required'] = [*PERSON['properties']]
+FIELDS = (  # noqa: SIM905
+  'first_name last_name street city postcode country phone email birth_date '
+  'occupation company department salary currency start_date manager skills '
+  'languages education degree university year married children hobbies rating '
+  'verified notes category tags'
+).split()
+_KINDS = (
+  {'type': 'string'},
+  {'type': 'integer'},
+  {'type': 'boolean'},
+  {'type': 'number'},
+  {'enum': ['low', 'medium', 'high']},
+  {'type': 'string', 'maxLength': 20},
+  {'type': 'array', 'items': {'type': 'string'}},
+)
+WIDE = {
+  'type': 'object',
+  'properties': dict(zip(FIELDS, itertools.cycle(_KINDS), strict=False)),
+}
+# A record of fixed words around a translation.
+RECORD = (
+  r'\{"Sprache":"Deutsch","Herkunft":"Paketbeschreibung",'
+  r'"Beschreibung":"[A-Za-zäöüÄÖÜß ,.-]{1,80}"\}'
+)
+SENTENCES = [
+  f'This package contains the {part} of the {name} library.'
+  for part in ('documentation', 'header files', 'shared objects', 'examples')
+  for name in ('video', 'sound', 'font')
+]
+
+_NOTE = (
+  f'Float32, gamma {GAMMA}. Without forced drafts the same program gets tables '
+  'without guesses; `grammar` then drafts nothing.'
+)
+
+
+def decoded(
+  decoder: Decoder,
+  texts: Sequence[str],
+  settings: running.DecodeSettings,
+  *,
+  has_guesses: bool,
+) -> list[Completion]:
+  """Completions, with the grammar's guesses or without any; one program."""
+  found: list[Completion] = []
+  for batch in packing.pack(decoder, texts, settings):
+    grammar = batch.prompt.grammar
+    if not has_guesses and grammar is not None:
+      grammar = grammar.replace(guesses=np.full_like(grammar.guesses, -1))
+    prompt = dataclasses.replace(batch.prompt, grammar=grammar)
+    batch = dataclasses.replace(batch, prompt=prompt)
+    decoder = running.suited(decoder, batch)
+    output = running.compile_decode(decoder, batch, settings)(batch, ())
+    output = jax.device_get(output)
+    rows = range(len(batch.texts))
+    found += [completions.of_row(decoder, batch, output, row) for row in rows]
+  return found
+
+
+def rows_of(model: str, texts: Sequence[str], **how: Any) -> list[Cells]:
+  """Tokens per target run by drafter, with guesses and without."""
+  made = []
+  for name, has_guesses in itertools.product(DRAFTERS, (False, True)):
+    decoder = specdec_jax.load(model, drafter=name, gamma=GAMMA)
+    settings = running.DecodeSettings(batch_size=BATCH, **how)
+    done = decoded(decoder, texts, settings, has_guesses=has_guesses)
+    total = lambda key, done=done: sum(each.statistics[key] for each in done)
+    cells: Cells = {
+      'drafter': name if has_guesses or name != 'grammar' else 'none',
+      'forced drafts': 'yes' if has_guesses else 'no',
+      'outputs': len(done),
+      'tokens': total('tokens'),
+      'target runs': total('target_runs'),
+      'tokens per run': f'{total("tokens") / total("target_runs"):.2f}',
+      'follow the schema': sum(map(is_person, done)) if how.get('chat') else '',
+    }
+    made.append(cells)
+  return made
+
+
+def is_person(done: Completion) -> bool:
+  try:
+    jsonschema.validate(json.loads(done.text), PERSON)
+  except (ValueError, jsonschema.ValidationError):
+    print('NOT VALID', repr(done.text), file=sys.stderr)
+    return False
+  return True
+
+
+TABLES = {
+  'greedy': 'JSON by SmolLM2, greedily',
+  'sampled': 'JSON by SmolLM2, at temperature 1',
+  'record': 'A translation within fixed words',
+  'costs': 'What a grammar costs',
+}
+
+
+def extraction(num_people: int, temperature: float) -> Table:
+  """JSON of what sentences say of a person, by SmolLM2."""
+  people = [TASK.format(text) for text in PEOPLE[:num_people]]
+  rows = rows_of(
+    'smollm2-135m',
+    people,
+    json_schema=PERSON,
+    max_new_tokens=128,
+    chat=True,
+    temperature=temperature,
+  )
+  return Table(rows=rows, notes=[_NOTE])
+
+
+def record() -> Table:
+  """A translation within fixed words, by `ende-mini`."""
+  rows = rows_of('ende-mini', SENTENCES, regex=RECORD, max_new_tokens=128)
+  return Table(rows=rows, notes=[_NOTE])
+
+
+def costs(max_new_tokens: int, repeats: int) -> Table:
+  """Sizes of tables, and the time of a target run with a mask and without."""
+  rows = []
+  timed, runs = {}, {}
+  schemas = {'none': {}, '5 fields': PERSON, '30 fields': WIDE}
+  for drafter in ('none', 'prompt_lookup'):
+    decoder = specdec_jax.load('smollm2-135m', drafter=drafter, gamma=GAMMA)
+    for name, schema in schemas.items():
+      settings = running.DecodeSettings(
+        max_new_tokens=max_new_tokens,
+        chat=True,
+        json_schema=schema or None,
+      )
+      [batch] = packing.pack(decoder, [TASK.format(PEOPLE[0])], settings)
+      decode = running.compile_decode(decoder, batch, settings)
+      output = jax.device_get(decode(batch, ()))
+      runs[drafter, name] = int(output.statistics.num_target_runs[0])
+      timed[drafter, name] = lambda decode=decode, batch=batch: (
+        stopwatch.run_seconds(decode, batch, ())[1]
+      )
+  turns = [{k: run() for k, run in timed.items()} for _ in range(repeats)]
+  for key, num_runs in runs.items():
+    seconds = statistics.median(turn[key] for turn in turns) / num_runs
+    cells: Cells = {
+      'drafter': key[0],
+      'schema': key[1],
+      'states': '',
+      'classes': '',
+      'MiB': '',
+      'target runs': num_runs,
+      'ms per run': f'{seconds * 1e3:.2f}',
+    }
+    if schemas[key[1]]:
+      pattern = grammars.of_json_schema(json.dumps(schemas[key[1]]))
+      made = grammars.compiled(pattern, decoder.vocabulary)
+      way = constraints.Constraint(json_schema=schemas[key[1]])
+      padded = constraints.of_rows(
+        [way], decoder.vocabulary, num_rows=1, num_logits=49_152
+      )
+      size = sum(x.nbytes for x in jax.tree.leaves(padded))
+      cells |= {
+        'states': made.next.shape[0],
+        'classes': made.next.shape[1],
+        'MiB': f'{size / 2**20:.2f}',
+      }
+    rows.append(cells)
+  return Table(
+    rows=rows,
+    notes=[
+      f'SmolLM2-135M, float32, greedy, one row, V = 49,152, gamma {GAMMA}; MiB '
+      f'are of the padded arrays of a row. Whole decodes with their prefills, '
+      f'medians of {repeats} turns.'
+    ],
+  )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument(
+    '--output', type=Path, default=Path('experiments/grammar/results')
+  )
+  common.add_counts(parser, num_people=100, max_new_tokens=64, repeats=7)
+  common.add_tables(parser, TABLES)
+  args = parser.parse_args(argv)
+  extract = functools.partial(extraction, args.num_people)
+  makers = (
+    functools.partial(extract, temperature=0.0),
+    functools.partial(extract, temperature=1.0),
+    record,
+    functools.partial(costs, args.max_new_tokens, args.repeats),
+  )
+
+  def run() -> None:
+    for (name, title), make in zip(TABLES.items(), makers, strict=True):
+      if name in args.tables:
+        report.measure((MODULE, argv), args.output, name, title, make)
+
+  return common.finish('grammar', run)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
