@@ -144,7 +144,7 @@ def check(
 ) -> Result:
   """Runs a trial, reports it as a row of a table of the proof, and asserts that
   its output follows the target's distribution."""
-  result = run(trial, num_decodes=num_decodes, batch_size=25_200)
+  result = run(trial, num_decodes=num_decodes, batch_size=12_600)
   report_audit(
     record_property, table, result.report, configuration=configuration
   )
