@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from specdec_jax import base
 from specdec_jax.assembly.option_fields import field_names, option
@@ -19,7 +18,7 @@ class Constraint:
   regex: str | None = option(
     None, 'give only texts that this matches as a whole', type=str
   )
-  json_schema: Mapping[str, Any] | str | None = option(
+  json_schema: Mapping[str, object] | str | None = option(
     None, 'give only JSON of this schema, which is a file or a text', type=str
   )
 
@@ -42,7 +41,7 @@ def check(way: Constraint) -> None:
     _schema(way.json_schema)
 
 
-def _schema(given: Mapping[str, Any] | str) -> str:
+def _schema(given: Mapping[str, object] | str) -> str:
   """A schema as JSON, in the order in which it was written."""
   text = given
   if isinstance(given, str) and not given.lstrip().startswith('{'):

@@ -5,7 +5,7 @@ decode that asks for none."""
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax import arrays, grammars, logits, processors
 from specdec_jax.assembly import running, sampling
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.base import Array, Context, Params, Prompt
+from specdec_jax.base import Array, Arrays, Context, Params, Prompt
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.models import families
@@ -35,9 +35,9 @@ class Scored(NamedTuple):
     values: float32 `[B, N, n]`, the log-probabilities of these.
   """
 
-  log_probs: Any
-  ids: Any
-  values: Any
+  log_probs: Arrays
+  ids: Arrays
+  values: Arrays
 
   def of_row(self, row: int, count: int) -> tuple[tuple[float, ...], list[Top]]:
     """The first `count` of a row, without what cannot come."""
@@ -65,7 +65,7 @@ def of_batch(
     return None
   prompt, num_devices = batch.prompt, settings.num_devices
   how = prompt.sampling or sampling.of_rows([], prompt.row_ids.size)
-  temperature: Any = np.array(how.temperature)
+  temperature: Arrays = np.array(how.temperature)
   temperature[temperature == 0] = 1
   how = dataclasses.replace(how, temperature=temperature)
   prompt = dataclasses.replace(prompt, sampling=how)
@@ -97,7 +97,7 @@ def _scorer(
     tops = jnp.zeros((num_rows, room, num), jnp.float32)
     scored = Scored(nothing, tops.astype(jnp.int32), tops)
 
-    def score_block(i: Array, carry: Any) -> Any:
+    def score_block(i: Array, carry: Arrays) -> Arrays:
       cache, found, grammar = carry
       first = starts + i * _WIDTH
       block = arrays.read_block(tokens, first - 1, _WIDTH + 1)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.base import Arrays
 from specdec_jax.checkpoints import formats, loading, settings
 from specdec_jax.models import families, layers, presets, quantized
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
@@ -158,7 +159,7 @@ def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
   return np.asarray(ids, np.int32)
 
 
-def with_logits_of(params: Any, ids: np.ndarray, config: Config) -> Any:
+def with_logits_of(params: Arrays, ids: np.ndarray, config: Config) -> Arrays:
   """Cuts a model's logits to those of `ids`: weights, or their shapes."""
   cut = functools.partial(
     layers.with_logits_of, ids=ids, is_tied=config.is_tied

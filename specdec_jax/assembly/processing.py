@@ -177,7 +177,7 @@ def table(
     for i, (token, place) in enumerate(forced[row]):
       tokens[row, i], places[row, i] = token, place
 
-  def column(name: str, kind: type, neutral: float) -> Any:
+  def column(name: str, kind: type, neutral: float) -> base.Arrays:
     given = [getattr(way, name) for way in ways]
     return np.array([neutral if x is None else x for x in given], kind)
 
@@ -249,9 +249,9 @@ def _forced(way: Processing) -> Iterator[tuple[int, int]]:
     yield way.forced_bos_token_id, 1
   for place, token in way.forced_decoder_ids or ():
     yield token, place
-  ends: Any = way.forced_eos_token_id
-  for end in ends if isinstance(ends, list | tuple) else [ends]:
-    if end is not None:
+  ends = way.forced_eos_token_id
+  if ends is not None:
+    for end in [ends] if isinstance(ends, int) else ends:
       yield end, -1
 
 
@@ -282,11 +282,11 @@ def _is_number(value: Any) -> bool:
   return is_number and math.isfinite(value)
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
   return type(value) is int and 0 <= value <= _MOST
 
 
-def _are_ids(values: Any) -> bool:
+def _are_ids(values: object) -> bool:
   return isinstance(values, list | tuple) and all(map(_is_id, values))
 
 
@@ -295,7 +295,7 @@ def _are_sequences(values: Any) -> bool:
   return is_list and all(each and _are_ids(each) for each in values)
 
 
-def _are_biases(pairs: Iterable[Any]) -> bool:
+def _are_biases(pairs: Iterable[object]) -> bool:
   """Whether they are sequences of ids, each with a bias."""
   return all(
     isinstance(pair, list | tuple)

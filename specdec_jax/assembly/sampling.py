@@ -113,7 +113,7 @@ def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:
   are nobody's, nothing is ruled out."""
   ways = [*ways, *[Sampling(temperature=1.0)] * (num_rows - len(ways))]
 
-  def column(name: str, kind: type, default: float) -> Any:
+  def column(name: str, kind: type, default: float) -> base.Arrays:
     given = [getattr(way, name) for way in ways]
     # Of numbers that 32 bits do not hold, the largest says as much.
     numbers = [default if x is None else min(x, _MOST) for x in given]

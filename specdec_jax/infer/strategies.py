@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting
 from specdec_jax.assembly.decoder import own_params
-from specdec_jax.base import Params, Prompt
+from specdec_jax.base import Arrays, Params, Prompt
 from specdec_jax.contrib import speculative_beams
 from specdec_jax.decoding import scoring, speculative
 from specdec_jax.decoding.program import Program
@@ -47,7 +47,7 @@ class Strategy(NamedTuple):
       rows.
   """
 
-  init: Callable[[Params, Prompt, Job], Any]
+  init: Callable[[Params, Prompt, Job], Arrays]
   compile: Callable[[Job, Params], Decode]
   record: Callable[[Row, Sequence[Any], Job], records.Record]
 
@@ -138,7 +138,7 @@ def _compile_scoring(job: Job, params: Params) -> Decode:
 def _compile_whole(
   job: Job,
   params: Params,
-  pack: Callable[[Sequence[Row | None]], tuple[Any, ...]],
+  pack: Callable[[Sequence[Row | None]], tuple[Arrays, ...]],
   function: Callable[..., Any],
 ) -> Decode:
   """Compiles `function(params, *packed)` for batches that end together."""
@@ -150,7 +150,7 @@ def _compile_whole(
   @functools.partial(
     jax.jit, out_shardings=NamedSharding(job.mesh, PartitionSpec())
   )
-  def run(params: Params, packed: tuple[Any, ...]) -> Any:
+  def run(params: Params, packed: tuple[Arrays, ...]) -> Arrays:
     packed = jax.lax.with_sharding_constraint(packed, batch)
     return function(params, *packed)
 

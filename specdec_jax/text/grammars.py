@@ -8,8 +8,9 @@ hundred for a large schema), which keeps the tables small.
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,10 +113,10 @@ def rows(
   # A few sizes, so that programs are compiled for few.
   sizes = (_bucket(max(each.next.shape[i] for each in every)) for i in (0, 1))
   num_states, num_classes = sizes
-  classes: Any = np.zeros((num_rows, num_logits), np.uint16)
-  table: Any = np.zeros((num_rows, num_states, num_classes), np.uint16)
-  guesses: Any = np.full((num_rows, num_states), -1, np.int32)
-  states: Any = np.full(num_rows, _FREE, np.int32)
+  classes: base.Arrays = np.zeros((num_rows, num_logits), np.uint16)
+  table: base.Arrays = np.zeros((num_rows, num_states, num_classes), np.uint16)
+  guesses: base.Arrays = np.full((num_rows, num_states), -1, np.int32)
+  states: base.Arrays = np.full(num_rows, _FREE, np.int32)
   for row, each in enumerate(automata):
     if each is None:
       continue
@@ -144,7 +145,7 @@ def token_bytes(vocabulary: AnyVocabulary) -> list[bytes]:
   ]
 
 
-def _speller(vocabulary: AnyVocabulary) -> Any:
+def _speller(vocabulary: AnyVocabulary) -> Callable[[str], bytes]:
   tokenizer = getattr(vocabulary, 'tokenizer', None)
   added: dict[str, bytes] = {}
   decoder = '"ByteFallback" "Metaspace"'  # SentencePiece's own.
@@ -188,7 +189,7 @@ def _drops_space(vocabulary: AnyVocabulary, texts: Sequence[bytes]) -> bool:
   return False
 
 
-def _core() -> Any:
+def _core() -> ModuleType:
   return require('outlines_core', extra='grammar', purpose='a grammar')
 
 

@@ -10,6 +10,7 @@ from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.option_fields import option
+from specdec_jax.base import Arrays
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.launch.numbers import positive_int
@@ -122,8 +123,13 @@ def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
 
 
 def _params(
-  target: Any, branch: str, kept: Sequence[int], bits: Bits, *, is_tied: bool
-) -> Any:
+  target: Arrays,
+  branch: str,
+  kept: Sequence[int],
+  bits: Bits,
+  *,
+  is_tied: bool,
+) -> Arrays:
   """The parameters that draft, of a target's, or their shapes."""
   stack = target[branch] if branch else target
   # Of layers 0 and 2: what was `layers_2` is `layers_1`.
