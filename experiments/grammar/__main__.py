@@ -27,7 +27,6 @@ from specdec_jax.assembly import completions, constraints, packing, running
 from specdec_jax.assembly.completions import Completion
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.measure import stopwatch
-from specdec_jax.text import grammars
 
 MODULE = 'experiments.grammar'
 GAMMA, BATCH = 8, 10
@@ -205,12 +204,10 @@ def costs(max_new_tokens: int, repeats: int) -> Table:
       'ms per run': f'{seconds * 1e3:.2f}',
     }
     if schemas[key[1]]:
-      pattern = grammars.of_json_schema(json.dumps(schemas[key[1]]))
-      made = grammars.compiled(pattern, decoder.vocabulary)
       way = constraints.Constraint(json_schema=schemas[key[1]])
-      padded = constraints.of_rows(
-        [way], decoder.vocabulary, num_rows=1, num_logits=49_152
-      )
+      table = constraints.table([way], decoder.vocabulary)
+      padded = constraints.of_rows(table, [0], num_rows=1, num_logits=49_152)
+      [made] = table
       size = sum(x.nbytes for x in jax.tree.leaves(padded))
       cells |= {
         'states': made.next.shape[0],

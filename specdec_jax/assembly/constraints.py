@@ -67,28 +67,35 @@ def _automaton(
   return None if pattern is None else grammars.compiled(pattern, vocabulary)
 
 
-def of_rows(
-  ways: Sequence[Constraint],
-  vocabulary: AnyVocabulary,
-  *,
-  num_rows: int,
-  num_logits: int,
-  among: Sequence[Constraint] | None = None,
-) -> base.Grammar | None:
-  """What each row of a batch may say, as data; the arguments are those of
-  `processing.of_rows`, and `num_logits` V. None if all may say anything.
+def table(
+  ways: Sequence[Constraint], vocabulary: AnyVocabulary
+) -> list[grammars.Automaton | None] | None:
+  """Compiles the grammars of ways, once for all of their batches; None if all
+  may say anything.
 
   Raises:
     ValueError: if a grammar cannot be compiled.
     ImportError: if the package that compiles it is missing.
   """
-  among = ways if among is None else among
-  if not any(map(is_used, among)):
+  if not any(map(is_used, ways)):
     return None
-  automata = lambda ways: [_automaton(way, vocabulary) for way in ways]
+  return [_automaton(way, vocabulary) for way in ways]
+
+
+def of_rows(
+  made: Sequence[grammars.Automaton | None] | None,
+  which: Sequence[int],
+  *,
+  num_rows: int,
+  num_logits: int,
+) -> base.Grammar | None:
+  """What each row of a batch may say, as data: row i what `made[which[i]]` lets
+  it; rows beyond, and all if there is no table, anything."""
+  if made is None:
+    return None
   return grammars.rows(
-    automata(ways),
+    [made[i] for i in which],
     num_rows=num_rows,
     num_logits=num_logits,
-    among=automata(among),
+    among=made,
   )

@@ -89,19 +89,20 @@ def pack(
   table = processing.table(
     ways, eos_ids=decoder.seen.eos_id, vocab_size=decoder.seen.vocab_size
   )
+  grammars = constraints.table(ways, decoder.vocabulary)
   made = []
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
+    own_rows = range(len(ways))[part]
     sampling = sampling_lib.of_rows(ways[part], settings.num_rows)
     prompt = dataclasses.replace(
-      processing.of_rows(table, range(len(ways))[part], batch.prompt),
+      processing.of_rows(table, own_rows, batch.prompt),
       sampling=None if is_greedy else sampling,
       grammar=constraints.of_rows(
-        ways[part],
-        decoder.vocabulary,
+        grammars,
+        own_rows,
         num_rows=settings.num_rows,
         num_logits=decoder.target.vocab_size,
-        among=ways,
       ),
     )
     # Rows of nobody have keys of others.

@@ -174,6 +174,8 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
     vocab_size=layout.config.vocab_size,
   )
 
+  grammars = constraints.table([layout.processing], layout.vocabulary)
+
   def pack(rows: Sequence[Row | None]) -> Prompt:
     prompt = prompts.pack(
       [None if row is None else row.ids for row in rows],
@@ -184,8 +186,8 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
     )
     prompt = processing.of_rows(table, [0] * len(rows), prompt)
     grammar = constraints.of_rows(
-      [layout.processing] * len(rows),
-      layout.vocabulary,
+      grammars,
+      [0] * len(rows),
       num_rows=len(rows),
       num_logits=layout.config.vocab_size,
     )

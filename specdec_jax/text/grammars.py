@@ -45,6 +45,7 @@ class Automaton(NamedTuple):
     return sum(table.nbytes for table in self)
 
 
+@functools.lru_cache(maxsize=64)
 def of_json_schema(schema: str) -> str:
   """The regular expression of JSON texts that a schema, itself JSON, allows:
   without spaces, and with properties in the schema's order. ValueError for what

@@ -157,8 +157,8 @@ def test_what_would_not_be_heeded_is_refused(decoder, way, message):
 def test_tables_of_one_size_share_a_program(decoder):
   made = [
     constraints.of_rows(
-      [Constraint(regex=each)],
-      decoder.vocabulary,
+      constraints.table([Constraint(regex=each)], decoder.vocabulary),
+      [0],
       num_rows=2,
       num_logits=decoder.target.vocab_size,
     )
