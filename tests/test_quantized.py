@@ -145,7 +145,7 @@ def test_a_group_divides():
 
 
 @every_network
-@pytest.mark.parametrize('bits', [Bits(8), Bits(4, 4)])
+@pytest.mark.parametrize('bits', [Bits(8), Bits(4, 2)])
 def test_a_packed_network_is_that_of_its_weights(name, bits):
   """Projections, embeddings and logits, with copies for CPUs and without."""
   config, params = CONFIGS[name], params_of(name)
