@@ -32,7 +32,7 @@ _COLLECTIVES = (
   'collective-permute',
 )
 # The loop of `attention.attend` over the blocks of a cache that rows use.
-_BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)')
+_BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 # Instructions below this move too little for their time to depend on it.
 _SMALL_BYTES = 16_384
@@ -148,7 +148,9 @@ class Program:
       # a cache: of 300 entries in blocks of 256, twice.
       found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
       count = int(found[1]) if found else 1
-      if not found and (blocks := _BLOCKS.search(attributes)):
+      # A `call` around the loop has its name, too.
+      blocks = _BLOCKS.search(attributes) if opcode == 'while' else None
+      if blocks and not found:
         size, capacity = map(int, blocks.groups())
         count = math.ceil(min(self.context, capacity) / size)
       return sum(inner, Cost()).times(count)
