@@ -26,10 +26,7 @@ _PARTS = {
   'models': ('models',),
   'verification': ('verification',),
 }
-_APART = (
-  'measure/plots.py',
-  *('models/gemma', 'models/presets.py'),
-)
+_APART = ('models/gemma', 'models/presets.py')
 
 
 def commit() -> str | None:

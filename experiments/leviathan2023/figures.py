@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import common
+from experiments import common, plots
 from experiments.leviathan2023 import measured, pairs, paper
 from experiments.leviathan2023.measured import RULE, Settings
 from experiments.leviathan2023.pairs import Pair
+from experiments.plots import Measured
 from specdec_jax.assembly import running
 from specdec_jax.base import Prompt
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Row
-from specdec_jax.measure import plots, stopwatch
-from specdec_jax.measure.plots import Measured
+from specdec_jax.measure import stopwatch
 from specdec_jax.text.prompts import Batch
 from specdec_jax.text.tasks import Example
 from specdec_jax.theory.costs import Costs

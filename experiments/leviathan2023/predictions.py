@@ -9,8 +9,8 @@ from experiments.leviathan2023 import figures, measured
 from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.pairs import Pair, named
 from experiments.leviathan2023.timed import Sweep, Timed
+from experiments.plots import Measured
 from experiments.report import Table
-from specdec_jax.measure.plots import Measured
 
 
 def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:

@@ -42,7 +42,7 @@ class Timed:
 
   @property
   def tokens_per_run(self) -> float:
-    return estimates.block_efficiency(self.num_tokens, self.num_runs)
+    return estimates.quotient(self.num_tokens, self.num_runs)
 
   @property
   def seconds_per_run(self) -> float:

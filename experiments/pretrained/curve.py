@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.measure import plots
+from experiments import plots
 
 NAME = 'curve.svg'
 _TRAINED, _VALIDATED = 'alpha_', 'validation_alpha_'

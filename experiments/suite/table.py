@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import report
+from experiments import plots, report
 from experiments.report import Cells
 from specdec_jax.files import replacing
-from specdec_jax.measure import plots
 
 TITLE = 'Benchmark suite'
 # Names of columns by the keys of rows, and the form of their values.

@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec_jax import theory
-from specdec_jax.theory import acceptance
 
 # Enumerating drafts is for toys; beyond this many it is a mistake.
 _MAX_DRAFTS = 1_000_000
@@ -15,7 +14,7 @@ def token_verification_accepted(
 ) -> float:
   """Returns mean drafted tokens that Algorithm 1 accepts without any context,
   `beta + ... + beta^gamma`, as of `block_verification_accepted`."""
-  p, q, gamma = _toy(p, q, gamma)
+  p, q = _toy(p, q)
   rate = theory.acceptance_rate(p, q)
   return float(theory.expected_tokens(rate, gamma) - 1)
 
@@ -32,7 +31,7 @@ def block_verification_accepted(
   2/3), Q = (2/3, 1/3) and gamma 2 it is 11/9 against 10/9. Gamma is whole, and
   `V**gamma` may be at most 1e6.
   """
-  p, q, gamma = _toy(p, q, gamma)
+  p, q = _toy(p, q)
   size = len(p)
   if size**gamma > _MAX_DRAFTS:
     raise ValueError(
@@ -58,13 +57,11 @@ def block_verification_accepted(
   return mean
 
 
-def _toy(
-  p: ArrayLike, q: ArrayLike, gamma: float
-) -> tuple[np.ndarray, np.ndarray, int]:
-  """Returns all three, once known to be two vectors and a whole number."""
+def _toy(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+  """Returns both, once known to be two vectors."""
   # It refuses what are no distributions of one size.
   theory.acceptance_rate(p, q)
   p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
   if p.ndim != 1 or q.ndim != 1:
     raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
-  return p, q, acceptance.whole('gamma', gamma)
+  return p, q

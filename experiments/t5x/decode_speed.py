@@ -205,7 +205,7 @@ def report(seconds, cpu_seconds, outputs, num_tokens: int) -> None:
       cost = ratio * np.median(times / seconds[PLAIN])
       cpu_cost = ratio * np.median(cpu / np.asarray(cpu_seconds[PLAIN]))
       runs = int(jnp.sum(aux['num_target_runs']))
-      efficiency = estimates.block_efficiency(num_tokens, runs)
+      efficiency = estimates.quotient(num_tokens, runs)
       print(
         f'  {efficiency:.2f} tokens per target run, '
         f'{num_iterations[name]} iterations at {cost:.2f} plain ones '

@@ -169,7 +169,7 @@ class Result:
 
   @property
   def tokens_per_run(self) -> float | None:
-    return estimates.block_efficiency(self.num_tokens, self.num_runs)
+    return estimates.quotient(self.num_tokens, self.num_runs)
 
 
 @functools.cache

@@ -355,6 +355,6 @@ def _rates(counts: Counts, drafter: Drafter) -> Figures:
   return {
     **found._asdict(),
     'alpha_from_block_efficiency': implied,
-    'alpha_by_position': [estimates.alpha(*each) for each in passed],
+    'alpha_by_position': [estimates.quotient(*each) for each in passed],
     'rows': int(np.count_nonzero(statistics.num_tokens)),
   }

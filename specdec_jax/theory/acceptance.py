@@ -43,22 +43,14 @@ def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
   return array
 
 
-def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Returns both as float64, once known to be distributions of one size."""
-  p = in_range('p', p, 0.0, 1.0 + _TOLERANCE)
-  q = in_range('q', q, 0.0, 1.0 + _TOLERANCE)
-  for name, array in (('p', p), ('q', q)):
-    if array.ndim == 0:
-      raise ValueError(f'{name} needs a vocabulary axis, got a scalar')
-    totals = np.asarray(array.sum(-1))
-    is_off = abs(totals - 1) > _TOLERANCE
-    if is_off.any():
-      raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
-  if p.shape[-1] != q.shape[-1]:
-    raise ValueError(
-      f'p has a vocabulary of {p.shape[-1]}, q one of {q.shape[-1]}'
-    )
-  return p, q
+def _distribution(name: str, probs: ArrayLike) -> np.ndarray:
+  """Returns `probs` as float64, once known to sum to 1."""
+  array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
+  totals = np.asarray(array.sum(-1))
+  is_off = abs(totals - 1) > _TOLERANCE
+  if is_off.any():
+    raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
+  return array
 
 
 def acceptance_rate(
@@ -67,33 +59,10 @@ def acceptance_rate(
   """Returns the chance that a token drawn from `q` is accepted, `sum min(p / l,
   q)`: Theorem 3.5, and Appendix A.5 for lenience. It is the paper's beta for
   one context, and its mean over contexts is alpha."""
-  p, q = _pair(p, q)
+  p, q = _distribution('p', p), _distribution('q', q)
   lenience = above_zero('lenience', lenience, 1.0)
   rate = np.minimum(p / lenience[..., None], q).sum(-1)
   return np.minimum(rate, 1.0)[()]
-
-
-def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-  """Computes `D_LK(p, q)`, the total variation distance, `1 -
-  acceptance_rate(p, q)` (Definition 3.2 and Lemma 3.3), as half the L1
-  distance, which keeps its precision when the distributions are close."""
-  p, q = _pair(p, q)
-  return (abs(p - q).sum(-1) / 2)[()]
-
-
-def argmax_acceptance(
-  p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
-) -> np.ndarray:
-  """Returns 1 where the drafter's likeliest token passes at temperature 0, else
-  0: `p(x) >= l max p`, with `p` before the argmax (Appendix A.5, where the
-  inequality is printed the other way round). Ties in `q` go to the lowest id.
-  The mean is alpha."""
-  p, q = np.broadcast_arrays(*_pair(p, q))
-  drafted = q.argmax(-1)[..., None]
-  drafted_probs = np.take_along_axis(p, drafted, -1)[..., 0]
-  lenience = above_zero('lenience', lenience, 1.0)
-  is_accepted = drafted_probs >= lenience * p.max(-1)
-  return is_accepted.astype(np.float64)[()]
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
@@ -127,8 +96,6 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   """
   profile = np.asarray(profile, np.float64)
   profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)
-  if profile.ndim == 0:
-    raise ValueError('profile needs an axis of positions, got a scalar')
   return (1 + profile.cumprod(-1).sum(-1))[()]
 
 
@@ -142,9 +109,7 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   wastes the rest of it. Exact if each rate is 0 or 1; gamma is whole.
   """
   rates = in_range('rates', rates, 0, 1)
-  if rates.ndim != 1:
-    raise ValueError(f'rates must be those of one text, got {rates.shape}')
-  gamma = whole('gamma', gamma)
+  in_range('gamma', gamma, 0)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
   runs = np.zeros(len(rates) + gamma + 2)
   for i in reversed(range(len(rates))):
@@ -154,12 +119,6 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
     stopped = reached - np.append(reached[1:], 0.0)
     runs[i] = 1 + stopped @ runs[i + 1 : i + 1 + len(stopped)]
   return float(runs[0])
-
-
-def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
-  """Returns mean tokens per target run if gamma were always chosen with
-  hindsight, `1 / (1 - alpha)` (Sec. 3.5); infinite at alpha 1."""
-  return expected_tokens(alpha, np.inf)
 
 
 def alpha_from_block_efficiency(
@@ -191,12 +150,3 @@ def alpha_from_block_efficiency(
     high = np.where(is_short, high, middle)
   alpha = np.where(tokens <= 1, 0.0, (low + high) / 2)
   return np.where(tokens >= gamma + 1, 1.0, alpha)[()]
-
-
-def whole(name: str, value: float) -> int:
-  """Returns `value` as an int; ValueError unless it is one, of at least 0."""
-  if value < 0 or not float(value).is_integer():
-    raise ValueError(
-      f'{name} must be a whole number of at least 0, got {value}'
-    )
-  return int(value)

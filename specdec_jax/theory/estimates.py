@@ -10,16 +10,6 @@ def quotient(part: float, whole: float) -> float | None:
   return float(part) / float(whole) if whole else None
 
 
-def alpha(num_accepted: float, num_tested: float) -> float | None:
-  """Divides accepted by tested drafted tokens, an estimate of alpha."""
-  return quotient(num_accepted, num_tested)
-
-
-def block_efficiency(num_tokens: float, num_target_runs: float) -> float | None:
-  """Tokens per target run, the correction or bonus token counted."""
-  return quotient(num_tokens, num_target_runs)
-
-
 def ratio(
   sums: np.ndarray, counts: np.ndarray
 ) -> tuple[float, list[float] | None]:

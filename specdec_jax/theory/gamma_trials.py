@@ -108,24 +108,16 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   How tokens per target run depend on gamma is that of the rows with the longest
   drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
   docs/design/measuring.md tells why, and when each trial speaks for itself. An
-  iteration serves `batch_size` rows. ValueError unless gamma 0 and another were
-  tried.
+  iteration serves `batch_size` rows. Gamma 0 is among those tried.
   """
-  trials = sorted(trials, key=lambda trial: trial.gamma)
-  plain, drafting = trials[0], trials[1:]
-  if plain.gamma:
-    raise ValueError('gamma 0 was not tried')
-  if not drafting:
-    raise ValueError(
-      'no gamma but 0 was tried: there is nothing to choose from'
-    )
+  plain, *drafting = sorted(trials, key=lambda trial: trial.gamma)
   measured, speeds, costs = _speeds(plain, drafting, batch_size)
   best = max(speeds, key=speeds.__getitem__)
   # Times between those that were tried are interpolated, which is worth little
   # where speeds hardly differ; and other texts will be less or more easily
   # drafted than these few.
   margins = {max(measured, key=speeds.__getitem__): MARGIN}
-  margins[0] = max(MARGIN, _QUANTILE * _error(trials) - _LOSS)
+  margins[0] = max(MARGIN, _QUANTILE * _error(plain, drafting) - _LOSS)
   for surer, margin in margins.items():
     if speeds[best] <= (1 + margin) * speeds[surer]:
       best = surer
@@ -133,7 +125,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
     sum(int(getattr(trial, name).sum()) for trial in drafting)
     for name in ('num_accepted', 'num_tested')
   )
-  alpha = estimates.alpha(accepted, tested)
+  alpha = estimates.quotient(accepted, tested)
   num_rows = sum(trial.num_runs.size for trial in trials)
   shown = [
     f'{each:.1f} with gamma {tried}' if tried else f'plain {each:.1f}'
@@ -210,11 +202,10 @@ def _efficiencies(
   return {gamma: 1 + level * (shape(gamma) - 1) for gamma in gammas}
 
 
-def _error(trials: Sequence[Trial]) -> float:
+def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
   """Estimates the standard error of a speed over plain decoding's, as a share
   of it, from that of tokens per target run over all texts that were drafted
   for, and those of the times; 0 where there is but one of each."""
-  plain, drafting = trials[0], trials[1:]
   tokens = np.concatenate([trial.num_tokens for trial in drafting])
   runs = np.concatenate(
     [runs_with(trial, drafting[0].gamma) for trial in drafting]

@@ -217,17 +217,17 @@ class Summary:
   @property
   def block_efficiency(self) -> float | None:
     """Tokens per target run; None without any run."""
-    return estimates.block_efficiency(self.num_tokens, self.num_target_runs)
+    return estimates.quotient(self.num_tokens, self.num_target_runs)
 
   @property
   def alpha(self) -> float | None:
     """Accepted / tested tokens; None where none was tested."""
-    return estimates.alpha(sum(self.num_accepted), sum(self.num_tested))
+    return estimates.quotient(sum(self.num_accepted), sum(self.num_tested))
 
   @property
   def alpha_by_position(self) -> list[float | None]:
     """Alpha of each draft position; None where none was tested."""
-    return list(map(estimates.alpha, self.num_accepted, self.num_tested))
+    return list(map(estimates.quotient, self.num_accepted, self.num_tested))
 
 
 def summarize(iterations: Iterable[Record], gamma: int) -> Summary:

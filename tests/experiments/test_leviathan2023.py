@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import report, results
+from experiments import plots, report, results
 from experiments.leviathan2023 import __main__ as leviathan2023
 from experiments.leviathan2023 import (
   adaptive,
@@ -26,7 +26,6 @@ from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.sun2024 import tables as sun2024
 from specdec_jax.assembly import rules
 from specdec_jax.launch import compilation_cache
-from specdec_jax.measure import plots
 from specdec_jax.models import presets
 from specdec_jax.theory.costs import Costs
 from tests.experiments.tiny import TINY

@@ -48,7 +48,6 @@ def test_block_verification_of_equal_and_of_one_hot_distributions():
 @pytest.mark.parametrize(
   ('function', 'arguments', 'message'),
   [
-    (formulas.block_verification_accepted, ([1.0], [1.0], -1), 'gamma .* -1'),
     (formulas.block_verification_accepted, ([0.1] * 10,) * 2 + (9,), 'drafts'),
     (formulas.token_verification_accepted, ([[1.0]], [1.0], 1), 'vectors'),
   ],

@@ -158,10 +158,3 @@ def test_prefills_and_idle_rows_count():
     slow = trial(0.8, 5, 1.0, seed=5, **changed)
     assert gamma_trials.choose([trials[0], slow], 4).gamma == 0, changed
   assert gamma_trials.choose(trials, 4).gamma == 5
-
-
-def test_gamma_0_and_another_must_be_tried():
-  with pytest.raises(ValueError, match='gamma 0 was'):
-    gamma_trials.choose([trial(0.5, 2, 1.0)], 1)
-  with pytest.raises(ValueError, match='but 0 was'):
-    gamma_trials.choose([trial(0.5, 0, 1.0)], 1)

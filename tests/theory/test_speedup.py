@@ -64,8 +64,6 @@ def test_walltime_improvement_limits():
   assert theory.walltime_improvement(1, 4, 0.5) == pytest.approx(5 / 3)
   assert theory.walltime_improvement(0, 4, 0.5) == pytest.approx(1 / 3)
   assert theory.walltime_improvement(0.9, 0, 0.5) == 1
-  infinite = theory.walltime_improvement([0.5, 0.5, 1, 1], np.inf, [0, 1, 0, 4])
-  np.testing.assert_allclose(infinite, [2, 0, np.inf, 0.25])
 
 
 def test_walltime_improvement_falls_with_cost():
@@ -77,8 +75,6 @@ def test_operations_factor_limits():
   assert theory.operations_factor(1, 4, 0) == 1
   assert theory.operations_factor(0.9, 0, 0.5) == 1
   assert theory.operations_factor(0, 4, 0.5) == 7
-  infinite = theory.operations_factor([1, 0.5], np.inf, 0.25)
-  np.testing.assert_allclose(infinite, [1.25, np.inf])
 
 
 def test_operations_are_never_saved():
@@ -87,12 +83,6 @@ def test_operations_are_never_saved():
     np.linspace(0, 1, 21)[:, None, None], np.arange(8)[:, None], [0, 0.1]
   )
   assert (factors >= 1 - 1e-12).all()
-
-
-def test_memory_reads_factor():
-  assert theory.memory_reads_factor(0.5, 1) == pytest.approx(1 / 1.5)
-  assert theory.memory_reads_factor(1, np.inf) == 0
-  assert theory.memory_reads_factor(0, 5) == 1
 
 
 def test_best_gamma_against_brute_force():
@@ -155,7 +145,8 @@ def test_minimal_improvement_is_a_bound():
   alpha = np.linspace(0, 1, 41)[:, None]
   c = np.linspace(0, 1.2, 25)
   best = theory.walltime_improvement(alpha, theory.best_gamma(alpha, c), c)
-  minimal = theory.minimal_improvement(alpha, c)
+  # Corollary 3.9: the gain of gamma 1, if that is one.
+  minimal = np.where(alpha > c, (1 + alpha) / (1 + c), 1)
   assert (best >= minimal - 1e-12).all()
   assert (minimal >= 1).all()
   assert ((best > 1 + 1e-12) == (alpha > c + 1e-12)).all()
@@ -163,10 +154,15 @@ def test_minimal_improvement_is_a_bound():
   np.testing.assert_allclose(minimal, np.maximum(one_token, 1))
 
 
+def _oracle(alpha, c):
+  # It drafts the n tokens that will be accepted and pays n c + 1 for n + 1.
+  return 1 / (1 - alpha + alpha * c)
+
+
 def test_oracle_is_above_every_fixed_gamma():
   alpha = np.linspace(0, 0.95, 20)[:, None]
   c = np.linspace(0.01, 1, 20)
-  oracle = theory.oracle_walltime_improvement(alpha, c)
+  oracle = _oracle(alpha, c)
   for gamma in range(20):
     fixed = theory.walltime_improvement(alpha, gamma, c)
     assert (oracle >= fixed - 1e-12).all()
@@ -177,9 +173,7 @@ def test_oracle_against_chance():
   rng = np.random.default_rng(11)
   accepted = rng.geometric(1 - alpha, 200_000) - 1
   ratio = (accepted + 1).mean() / (c * accepted + 1).mean()
-  assert theory.oracle_walltime_improvement(alpha, c) == pytest.approx(
-    ratio, rel=0.02
-  )
+  assert _oracle(alpha, c) == pytest.approx(ratio, rel=0.02)
 
 
 def test_oracle_gains_up_to_about_60_percent():
@@ -187,15 +181,9 @@ def test_oracle_gains_up_to_about_60_percent():
   alpha = np.linspace(0.5, 0.9, 41)[:, None]
   c = np.linspace(0.01, 0.3, 59)
   best = theory.walltime_improvement(alpha, theory.best_gamma(alpha, c), c)
-  gain = theory.oracle_walltime_improvement(alpha, c) / best
+  gain = _oracle(alpha, c) / best
   assert 1.5 < gain.max() < 1.6
   assert np.unravel_index(gain.argmax(), gain.shape)[0] == 40
-
-
-def test_oracle_walltime_at_the_ends():
-  assert theory.oracle_walltime_improvement(1, 0) == np.inf
-  assert theory.oracle_walltime_improvement(1, 0.25) == 4
-  assert theory.oracle_walltime_improvement(0, 0.25) == 1
 
 
 def test_predicted_speedup_contains_the_theorem():
@@ -209,15 +197,6 @@ def test_predicted_speedup_contains_the_theorem():
   )
 
 
-def test_specdec_time():
-  # Of two drafters as capable, the one with the lower latency wins by this.
-  deep = theory.specdec_time(100, 8, 10.0, 20.0)
-  shallow = theory.specdec_time(100, 8, 5.0, 20.0)
-  assert deep == 375
-  assert shallow == 312.5
-  np.testing.assert_allclose(theory.specdec_time([0, 8], 8, 1, 2), [0, 3])
-
-
 @pytest.mark.parametrize(
   ('function', 'arguments', 'message'),
   [
@@ -225,16 +204,9 @@ def test_specdec_time():
     (theory.walltime_improvement, (0.5, -2, 0.1), 'gamma .* got -2'),
     (theory.walltime_improvement, (0.5, 3, -0.1), 'c .* got -0.1'),
     (theory.operations_factor, (0.5, 3, -1), 'c_hat .* got -1'),
-    (theory.memory_reads_factor, (2, 3), 'alpha .* got 2'),
-    (theory.minimal_improvement, (0.5, np.nan), 'c .* got nan'),
-    (theory.oracle_walltime_improvement, (-1, 0.1), 'alpha .* got -1'),
     (theory.best_gamma, (0.5, -1), 'c .* got -1'),
-    (theory.best_gamma, (0.5, 0.1, -3), 'max_gamma .* got -3'),
-    (theory.best_gamma, (0.5, 0.1, 2.5), 'max_gamma .* got 2.5'),
     (theory.predicted_speedup, (0.5, 3, 0.1), 'block_efficiency .* got 0.5'),
     (theory.predicted_speedup, (2, 3, 0.1, 0), 'verify_cost_ratio .* above 0'),
-    (theory.specdec_time, (10, 0, 1, 1), 'tokens_per_iteration .* got 0'),
-    (theory.specdec_time, (10, 2, -1, 1), 'draft_time .* got -1'),
   ],
 )
 def test_what_is_out_of_range_is_refused(function, arguments, message):

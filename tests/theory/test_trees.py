@@ -111,11 +111,9 @@ def test_trees_by_their_paths():
 @pytest.mark.parametrize(
   ('rates', 'message'),
   [
-    ([0.5, 0.6], 'rank 2.*0.6 after 0.5'),
+    ([0.5, 0.6], 'not increase.*0.5, 0.6'),
     ([0.7, 0.4], 'sum.*got 1.1'),
     ([1.5], 'rank rates.*got 1.5'),
-    ([], 'one axis'),
-    ([[[0.5]]], 'one axis'),
   ],
 )
 def test_rates_that_are_none(rates, message):
@@ -218,8 +216,7 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'tree_seconds': (1.0,)}, 'got 1 and 2'),
-    ({'tree_nodes': (8, 8)}, r'tree_nodes \[8, 8\]'),
+    ({'tree_nodes': (8, 8)}, r'tree_nodes.* \[8, 8\]'),
     ({'level_seconds': (0.1, -1.0)}, 'level_seconds must lie'),
   ],
 )

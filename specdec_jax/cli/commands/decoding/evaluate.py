@@ -132,6 +132,6 @@ def _rates(aux: Sequence[Any]) -> Record:
   total = {name: sum(each[name] for each in aux) for name in _COUNTERS}
   tokens, runs, _, tested, accepted = total.values()
   return total | {
-    'block_efficiency': estimates.block_efficiency(tokens, runs),
-    'alpha': estimates.alpha(accepted, tested),
+    'block_efficiency': estimates.quotient(tokens, runs),
+    'alpha': estimates.quotient(accepted, tested),
   }

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from experiments import plots
+from experiments.plots import Measured
 from specdec_jax import theory
-from specdec_jax.measure import plots
-from specdec_jax.measure.plots import Measured
 
 pytest.importorskip('matplotlib')
 
