@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import pytest
 
@@ -96,6 +97,32 @@ def test_a_line_has_settings_of_its_own(generate, tmp_path):
   assert stopped['finish_reason'] == 'stop'
 
 
+def test_flags_and_lines_bind_texts_to_grammars(generate, tmp_path):
+  pytest.importorskip('outlines_core')
+  regex = r'(the|[a-c]{2,3}) (in){1,2}\.'
+  schema = {'type': 'object', 'properties': {'is_it': {'type': 'boolean'}}}
+  schema['required'] = ['is_it']
+  lines, schema_file = tmp_path / 'own.jsonl', tmp_path / 'schema.json'
+  schema_file.write_text(json.dumps(schema))
+  own = {'regex': regex}, {'json_schema': schema}, {}
+  lines.write_text('\n'.join(json.dumps({'prompt': 'ab'} | x) for x in own))
+  run = functools.partial(
+    generate, '--json', '-', '--gamma', '3', **{'--max_new_tokens': 40}
+  )
+  bound, of_schema, free = run('--prompts', lines).records()
+  assert re.fullmatch(regex, bound['text'])
+  assert [*json.loads(of_schema['text'])] == ['is_it']
+  assert not re.fullmatch(regex, free['text'])
+  # A flag is for all lines, and a schema may lie in a file.
+  for flag, found in (
+    (('--regex', regex), bound),
+    (('--json_schema', schema_file), of_schema),
+  ):
+    [alone] = run('--prompt', 'ab', *flag).records()
+    assert alone['text'] == found['text']
+    assert alone['finish_reason'] == 'stop'
+
+
 @pytest.mark.parametrize(
   ('own', 'words'),
   [
@@ -108,6 +135,7 @@ def test_a_line_has_settings_of_its_own(generate, tmp_path):
     ({'max_new_tokens': 0}, ('max_new_tokens', '0')),
     ({'repetition_penalty': -1}, ('repetition_penalty', '-1')),
     ({'bad_words_ids': [5]}, ('bad_words_ids', '[5]')),
+    ({'regex': 'a', 'json_schema': {}}, ('exclude each other',)),
   ],
 )
 def test_wrong_settings_of_a_line_are_refused(run, model, tmp_path, own, words):

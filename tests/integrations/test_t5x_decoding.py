@@ -126,6 +126,8 @@ def own_settings(tmp_path_factory):
     ({'top_k': 3}, 'top_k 3 .*temperature 0'),
     ({'min_p': 0.1}, r'min_p 0\.1 .*temperature 0'),
     ({'drafter': 'none', 'verification': 'top_beta'}, 'top_beta.* nothing'),
+    ({'regex': 'a'}, 'regex and json_schema need a vocabulary'),
+    ({'json_schema': '{}'}, 'regex and json_schema need a vocabulary'),
   ],
 )
 def test_settings_without_effect_are_refused_when_made(settings, message):
