@@ -242,8 +242,8 @@ class Processed(Chain):
 def test_beams_are_processed():
   prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
   way = Processing(repetition_penalty=2.0, no_repeat_ngram_size=2)
-  table = processing.table([way], eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
-  prompt = processing.of_rows(table, [0] * len(PROMPTS), prompt)
+  process = processing.packer([way], eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
+  prompt = process([0] * len(PROMPTS), prompt)
   generate = functools.partial(
     reordering.generate,
     target=toy.toy(VOCAB_SIZE),

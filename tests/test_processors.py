@@ -38,9 +38,9 @@ ROWS = {
 
 def _told(ways, prompt, *, eos_ids=(EOS,), vocab_size=V):
   """A prompt, each of whose rows is told something else."""
-  table = processing.table(ways, eos_ids=eos_ids, vocab_size=vocab_size)
+  process = processing.packer(ways, eos_ids=eos_ids, vocab_size=vocab_size)
   prompt = jax.tree.map(np.asarray, prompt)
-  return processing.of_rows(table, range(len(ways)), prompt)
+  return process(range(len(ways)), prompt)
 
 
 NUM_NEW = 4

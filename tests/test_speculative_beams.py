@@ -134,10 +134,10 @@ def test_every_draft_gives_the_beams_of_beam_search(
 def test_beams_that_are_processed_are_the_same():
   prompt, settings = prompt_of(), {'num_beams': 2, 'alpha': 0.6}
   way = Processing(presence_penalty=1.5, no_repeat_ngram_size=2)
-  table = processing.table(
+  process = processing.packer(
     [way, Processing(min_new_tokens=4)], eos_ids=(EOS,), vocab_size=V
   )
-  told = processing.of_rows(table, [0, 1, 0], prompt)
+  told = process([0, 1, 0], prompt)
   params = toy.toy_params(V, seed=0)
   found = fast(params, told, copied(2), **settings)
   assert_same(found, plain(params, told, **settings))

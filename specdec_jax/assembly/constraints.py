@@ -3,6 +3,10 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
 
 from specdec_jax import base
 from specdec_jax.assembly.option_fields import field_names, option
@@ -24,11 +28,6 @@ class Constraint:
 
 
 NAMES = tuple(field_names(Constraint))
-
-
-def is_used(way: Constraint) -> bool:
-  """Whether a way is a grammar."""
-  return way.regex is not None or way.json_schema is not None
 
 
 def check(way: Constraint) -> None:
@@ -58,44 +57,58 @@ def _schema(given: Mapping[str, object] | str) -> str:
   raise ValueError(f'json_schema should be a JSON object, got {given!r:.80}')
 
 
-def _automaton(
-  way: Constraint, vocabulary: AnyVocabulary
-) -> grammars.Automaton | None:
-  pattern = way.regex
-  if way.json_schema is not None:
-    pattern = grammars.of_json_schema(_schema(way.json_schema))
-  return None if pattern is None else grammars.compiled(pattern, vocabulary)
-
-
-def table(
-  ways: Sequence[Constraint], vocabulary: AnyVocabulary
-) -> list[grammars.Automaton | None] | None:
-  """Compiles the grammars of ways, once for all of their batches; None if all
-  may say anything.
-
-  Raises:
-    ValueError: if a grammar cannot be compiled.
-    ImportError: if the package that compiles it is missing.
-  """
-  if not any(map(is_used, ways)):
-    return None
-  return [_automaton(way, vocabulary) for way in ways]
+def compiled(
+  ways: Sequence[Constraint], vocabulary: AnyVocabulary | None
+) -> list[base.Grammar | None]:
+  """The grammars of ways, None of what may be anything; raises as
+  `text.grammars`."""
+  made: list[base.Grammar | None] = []
+  for way in ways:
+    pattern = way.regex
+    if way.json_schema is not None:
+      pattern = grammars.of_json_schema(_schema(way.json_schema))
+    if pattern is not None:
+      assert vocabulary is not None
+      made.append(grammars.compiled(pattern, vocabulary))
+    else:
+      made.append(None)
+  return made
 
 
 def of_rows(
-  made: Sequence[grammars.Automaton | None] | None,
+  automata: Sequence[base.Grammar | None],
   which: Sequence[int],
-  *,
   num_rows: int,
   num_logits: int,
 ) -> base.Grammar | None:
-  """What each row of a batch may say, as data: row i what `made[which[i]]` lets
-  it; rows beyond, and all if there is no table, anything."""
-  if made is None:
+  """What rows may say, as data: row i what `automata[which[i]]` lets it, rows
+  beyond anything. None if there is no automaton, which is then so of all
+  batches that share a program."""
+  every = [each for each in automata if each is not None]
+  if not every:
     return None
-  return grammars.rows(
-    [made[i] for i in which],
-    num_rows=num_rows,
-    num_logits=num_logits,
-    among=made,
+  # A few sizes, so that programs are compiled for few.
+  num_states, num_classes = (
+    _bucket(max(each.next.shape[i] for each in every)) for i in (0, 1)
   )
+  arrays: Any = lambda value, *shape: np.full((num_rows, *shape), value)
+  grammar: Any = base.Grammar(
+    classes=arrays(np.uint16(0), num_logits),
+    next=arrays(np.uint16(0), num_states, num_classes),
+    guesses=arrays(np.int32(-1), num_states),
+    states=arrays(np.int32(0)),
+  )
+  for row, way in enumerate(which):
+    # Of None, no leaves.
+    pairs = zip(*map(jax.tree.leaves, (grammar, automata[way])), strict=False)
+    for rows, own in pairs:
+      # Ids beyond those of the model are tokens of its larger siblings.
+      part = tuple(map(slice, np.minimum(rows.shape[1:], own.shape)))
+      rows[(row, *part)] = own[part]
+  return grammar
+
+
+def _bucket(size: int) -> int:
+  """The next of 64, 96, 128, 192, ...: at most half as much again."""
+  power = max(64, 2 ** (size - 1).bit_length())
+  return power * 3 // 4 if size <= power * 3 // 4 and power > 64 else power

@@ -116,8 +116,9 @@ def _scorer(
         jnp.log(to_probs(ways, prompt.sampling)),
       )
       new = tuple(
-        Scored(arrays.pick(each, block[:, 1:]), *_best(each, num))
+        Scored(arrays.pick(each, block[:, 1:]), ids, values)
         for each in both
+        for values, ids in [jax.lax.top_k(each, num)]
       )
       put = functools.partial(
         jax.lax.dynamic_update_slice_in_dim,
@@ -135,18 +136,3 @@ def _scorer(
     return jax.lax.fori_loop(0, count, score_block, begin)[1]
 
   return jax.jit(score)
-
-
-def _best(values: Array, num: int) -> tuple[Array, Array]:
-  """The ids and values of the `num` largest of the last axis, in order; on a
-  CPU to sort all takes longer than to look so often."""
-
-  def take(left: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
-    best = arrays.argmax(left)
-    ids = jax.lax.broadcasted_iota(jnp.int32, left.shape, left.ndim - 1)
-    rest = jnp.where(ids == best[..., None], -jnp.inf, left)
-    return rest, (best, arrays.pick(left, best))
-
-  _, found = jax.lax.scan(take, values, length=num)
-  ids, best = (jnp.moveaxis(each, 0, -1) for each in found)
-  return ids, best

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.assembly import constraints, processing
+from specdec_jax.assembly import processing
 from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings, row_keys
@@ -86,24 +86,20 @@ def pack(
     for i, each in enumerate(own)
     for j in range(num_samples)
   ]
-  table = processing.table(
-    ways, eos_ids=decoder.seen.eos_id, vocab_size=decoder.seen.vocab_size
+  process = processing.packer(
+    ways,
+    eos_ids=decoder.seen.eos_id,
+    vocab_size=decoder.seen.vocab_size,
+    num_logits=decoder.target.vocab_size,
+    vocabulary=decoder.vocabulary,
   )
-  grammars = constraints.table(ways, decoder.vocabulary)
   made = []
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
-    own_rows = range(len(ways))[part]
     sampling = sampling_lib.of_rows(ways[part], settings.num_rows)
     prompt = dataclasses.replace(
-      processing.of_rows(table, own_rows, batch.prompt),
+      process(range(len(ways))[part], batch.prompt),
       sampling=None if is_greedy else sampling,
-      grammar=constraints.of_rows(
-        grammars,
-        own_rows,
-        num_rows=settings.num_rows,
-        num_logits=decoder.target.vocab_size,
-      ),
     )
     # Rows of nobody have keys of others.
     columns = np.resize(

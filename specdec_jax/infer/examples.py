@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from specdec_jax.assembly import constraints, processing, running
+from specdec_jax.assembly import processing, running
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
@@ -168,13 +168,12 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """The function from rows, or None to fill, to a prompt of numpy arrays."""
-  table = processing.table(
+  process = processing.packer(
     [layout.processing],
     eos_ids=layout.vocabulary.eos_ids,
     vocab_size=layout.config.vocab_size,
+    vocabulary=layout.vocabulary,
   )
-
-  grammars = constraints.table([layout.processing], layout.vocabulary)
 
   def pack(rows: Sequence[Row | None]) -> Prompt:
     prompt = prompts.pack(
@@ -184,14 +183,7 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
       max_new_tokens=layout.targets_length,
       row_ids=[0 if row is None else row.index for row in rows],
     )
-    prompt = processing.of_rows(table, [0] * len(rows), prompt)
-    grammar = constraints.of_rows(
-      grammars,
-      [0] * len(rows),
-      num_rows=len(rows),
-      num_logits=layout.config.vocab_size,
-    )
-    return dataclasses.replace(prompt, grammar=grammar)
+    return process([0] * len(rows), prompt)
 
   return pack
 

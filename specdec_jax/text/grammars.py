@@ -10,7 +10,6 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,27 +21,9 @@ from specdec_jax.text.vocabularies import AnyVocabulary, package_errors
 # Of a row's tables; a cache of keys and values is as large.
 MAX_BYTES = 32 * 2**20
 _MOST = 2**16  # States or classes, in 16 bits.
-_FREE, _START = 0, 1  # States; see `base.Grammar`.
+_START = 1  # The state of an empty text; see `base.Grammar`.
 # Tokens among which one text alone is looked for, and bytes of that text.
 _FEW, _LONG = 64, 64
-
-
-class Automaton(NamedTuple):
-  """Tables of one grammar; `base.Grammar` has those of rows.
-
-  Attributes:
-    classes: uint16 `[V]`, of ids with a token.
-    next: uint16 `[S, C]`; state 1 is where texts begin, class 0 comes nowhere.
-    guesses: int32 `[S]`.
-  """
-
-  classes: np.ndarray
-  next: np.ndarray
-  guesses: np.ndarray
-
-  @property
-  def num_bytes(self) -> int:
-    return sum(table.nbytes for table in self)
 
 
 @functools.lru_cache(maxsize=64)
@@ -57,8 +38,10 @@ def of_json_schema(schema: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(pattern: str, vocabulary: AnyVocabulary) -> Automaton:
-  """The automaton of the texts that a regular expression matches as a whole.
+def compiled(pattern: str, vocabulary: AnyVocabulary) -> base.Grammar:
+  """The automaton of the texts that a regular expression matches as a whole, of
+  one row, without an axis for it: `classes` are of ids with a token, and class
+  0 comes nowhere.
 
   Raises:
     ValueError: if it is none, its tables would be larger than `MAX_BYTES`, or
@@ -71,65 +54,36 @@ def compiled(pattern: str, vocabulary: AnyVocabulary) -> Automaton:
     raise ValueError(
       'a grammar needs a vocabulary with a token that ends texts'
     )
-  # SentencePiece drops the space that begins a text.
   drops_space = _drops_space(vocabulary, texts)
-  first = [
-    text[1:] if drops_space and text[:1] == b' ' else text for text in texts
-  ]
-  columns, (of_token, of_first) = _columns(steps, [texts, first])
-  pairs, classes = np.unique(
-    np.stack([of_token, of_first]), axis=1, return_inverse=True
-  )
-  num_classes = pairs.shape[1] + 2
-  # States of bytes are one further on: `_START` is that of a text's first
-  # token, and the last one that of an ended text.
-  end = len(steps) + 1
-  table = np.zeros((end + 1, num_classes), np.int32)
-  shift = lambda states: np.where(states, states + 1, 0)
-  table[2:end, 1:-1] = shift(columns[pairs[0], 1:]).T
-  table[_START, 1:-1] = shift(columns[pairs[1], 1])
-  table[[end, *np.flatnonzero(is_end) + 1], -1] = end
-  table[_START, -1] = end * is_end[1]
-  classes = classes.reshape(-1) + 1
-  classes[list(vocabulary.eos_ids)] = num_classes - 1
-  classes, table = _trimmed(classes, table, end)
+  if drops_space:
+    # SentencePiece drops the space that begins a text. Texts begin in a copy of
+    # the first state; its space leads to another copy, where no token ends.
+    first = len(steps)
+    steps[steps == _START] = first
+    steps = np.vstack([steps, steps[_START], steps[_START]])
+    steps[_START, ord(' ')] = first + 1
+    is_end = np.append(is_end, [is_end[_START], False])
+  columns, of_token = _columns(steps, texts)
+  # Column 0, which leads nowhere, is always there.
+  used = np.unique(np.append(0, of_token))
+  classes = np.searchsorted(used, of_token)
+  classes[list(vocabulary.eos_ids)] = len(used)
+  end = len(steps)
+  table = np.zeros((end + 1, len(used) + 1), np.int32)
+  table[:end, :-1] = columns[used].T
+  table[[*np.flatnonzero(is_end), end], -1] = end
+  if drops_space:
+    table[end - 1] = 0
+  classes, table = _trimmed(classes, table)
   _check_size(*table.shape)
   guesses = _guesses(classes, table, texts, vocabulary)
-  return Automaton(classes.astype(np.uint16), table.astype(np.uint16), guesses)
-
-
-def rows(
-  automata: Sequence[Automaton | None],
-  *,
-  num_rows: int,
-  num_logits: int,
-  among: Sequence[Automaton | None],
-) -> base.Grammar | None:
-  """What rows may say, as data; those beyond `automata`, and those of None, may
-  say anything. None if all of `among` are, which are of all batches that share
-  a program."""
-  every = [each for each in among if each is not None]
-  if not every:
-    return None
-  # A few sizes, so that programs are compiled for few.
-  sizes = (_bucket(max(each.next.shape[i] for each in every)) for i in (0, 1))
-  num_states, num_classes = sizes
-  classes: base.Arrays = np.zeros((num_rows, num_logits), np.uint16)
-  table: base.Arrays = np.zeros((num_rows, num_states, num_classes), np.uint16)
-  guesses: base.Arrays = np.full((num_rows, num_states), -1, np.int32)
-  states: base.Arrays = np.full(num_rows, _FREE, np.int32)
-  for row, each in enumerate(automata):
-    if each is None:
-      continue
-    states[row] = _START
-    # Ids beyond those of the model are tokens of its larger siblings.
-    own = each.classes[:num_logits]
-    classes[row, : len(own)] = own
-    table[row, : each.next.shape[0], : each.next.shape[1]] = each.next
-    guesses[row, : len(each.guesses)] = each.guesses
-  return base.Grammar(
-    classes=classes, next=table, guesses=guesses, states=states
-  )
+  made: base.Arrays = {
+    'classes': classes.astype(np.uint16),
+    'next': table.astype(np.uint16),
+    'guesses': guesses,
+    'states': np.int32(_START),
+  }
+  return base.Grammar(**made)
 
 
 def token_bytes(vocabulary: AnyVocabulary) -> list[bytes]:
@@ -203,10 +157,7 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   with package_errors('this grammar cannot be compiled'):
     index = core.Index(pattern, bytes_of)
   found = index.get_transitions()
-  if len(found) >= _MOST:
-    raise ValueError(
-      f'this grammar has {len(found)} states, and {_MOST - 1} are the most'
-    )
+  _check_size(len(found), 1)
   names = [index.get_initial_state(), *found, *index.get_final_states()]
   ids = {name: i for i, name in enumerate(dict.fromkeys(names), start=1)}
   steps = np.zeros((len(ids) + 1, 256), np.int32)
@@ -226,10 +177,10 @@ def _bytes_of(pattern: str) -> set[int]:
 
 
 def _columns(
-  steps: np.ndarray, spelled: Sequence[Sequence[bytes]]
-) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Where each token leads from every state, `[N, S]`, each such column once,
-  and the number of each token's, for several ways of spelling tokens.
+  steps: np.ndarray, texts: Sequence[bytes]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Where tokens lead from every state, `[N, S]`, each such column once, and
+  the number of each token's.
 
   Of tokens 'a', 'ab' and 'b', column 'a' is found once, and 'ab' goes on from
   it; column 0 leads nowhere.
@@ -237,31 +188,22 @@ def _columns(
   num_states = len(steps)
   known = [np.zeros_like(steps[:, 0]), np.arange(num_states, dtype=np.int32)]
   numbers = {column.tobytes(): i for i, column in enumerate(known)}
-  behind: dict[tuple[int, int], int] = {}
 
+  @functools.cache
   def go_on(before: int, byte: int) -> int:
-    place = before, byte
-    if place not in behind:
-      column = steps[known[before], byte]
-      name = column.tobytes()
-      if name not in numbers:
-        numbers[name] = len(known)
-        known.append(column)
-        # Many of them are only beginnings, or the same in the end.
-        _check_size(num_states, len(known) // 4)
-      behind[place] = numbers[name]
-    return behind[place]
+    column = steps[known[before], byte]
+    number = numbers.setdefault(column.tobytes(), len(known))
+    if number == len(known):
+      known.append(column)
+      # Many of them are only beginnings, or the same in the end.
+      _check_size(num_states, len(known) // 4)
+    return number
 
-  found = []
-  for texts in spelled:
-    of_token = np.zeros(len(texts), np.int64)
-    for i, text in enumerate(texts):
-      column = 1 if text else 0
-      for byte in text:
-        column = column and go_on(column, byte)
-      of_token[i] = column
-    found.append(of_token)
-  return np.stack(known), found
+  of_token = np.zeros(len(texts), np.int64)
+  for i, text in enumerate(texts):
+    # Column 1 is that of no bytes, which is no token.
+    of_token[i] = functools.reduce(go_on, text, 1) if text else 0
+  return np.stack(known), of_token
 
 
 def _check_size(num_states: int, num_classes: int) -> None:
@@ -269,18 +211,19 @@ def _check_size(num_states: int, num_classes: int) -> None:
   if max(num_states, num_classes) >= _MOST or size > MAX_BYTES:
     raise ValueError(
       f'this grammar has {num_states:,} states and at least {num_classes:,} '
-      f'classes of tokens, tables of {size / 2**20:.0f} MiB, and '
-      f'{MAX_BYTES / 2**20:.0f} are the most: bound less, or name fewer fields'
+      f'classes of tokens, tables of {size / 2**20:.0f} MiB; at most '
+      f'{_MOST - 1:,} of each and {MAX_BYTES / 2**20:.0f} MiB are possible: '
+      'bound less, or name fewer fields'
     )
 
 
 def _trimmed(
-  classes: np.ndarray, table: np.ndarray, end: int
+  classes: np.ndarray, table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Leaves out steps from which no text ends, states that none reaches, and
-  what is there twice; ValueError if nothing is left."""
+  """Leaves out steps from which no text ends, and classes that are there twice;
+  ValueError if nothing is left."""
   is_alive = np.zeros(len(table), bool)
-  is_alive[end] = True
+  is_alive[-1] = True
   while (more := is_alive[table].any(axis=1) | is_alive).sum() > is_alive.sum():
     is_alive = more
   if not is_alive[_START]:
@@ -288,27 +231,9 @@ def _trimmed(
       'no tokens of this vocabulary spell a text of this grammar'
     )
   table = np.where(is_alive[table], table, 0)
-  is_reached = np.zeros(len(table), bool)
-  edge = np.array([_FREE, _START])
-  while edge.size:
-    is_reached[edge] = True
-    edge = np.unique(table[edge])
-    edge = edge[~is_reached[edge]]
-  ids = np.flatnonzero(is_reached)
-  table = np.searchsorted(ids, table[ids])
-  # States with the same steps are one; of their predecessors more may be then.
-  while (of := _distinct(table)).max() + 1 < len(table):
-    firsts = np.unique(of, return_index=True)[1]
-    table = of[table[firsts]]
-  of = _distinct(table.T)
-  return of[classes], table[:, np.unique(of, return_index=True)[1]]
-
-
-def _distinct(rows: np.ndarray) -> np.ndarray:
-  """Numbers equal rows alike, in the order in which they come first."""
-  numbers: dict[bytes, int] = {}
-  rows = np.ascontiguousarray(rows)
-  return np.array([numbers.setdefault(x.tobytes(), len(numbers)) for x in rows])
+  # In order, so that what comes nowhere stays class 0.
+  table, of = np.unique(table, axis=1, return_inverse=True)
+  return of.reshape(-1)[classes], table
 
 
 def _guesses(
@@ -323,14 +248,10 @@ def _guesses(
   vocabulary's own spelling is the likeliest, else the longest token.
   """
   guesses = np.full(len(table), -1, np.int32)
-  by_class = np.split(
-    np.argsort(classes, kind='stable'),
-    np.cumsum(np.bincount(classes, minlength=table.shape[1]))[:-1],
-  )
-  sizes = np.array([len(ids) for ids in by_class])
-  num_tokens = (table != 0) @ sizes
+  by_class = [np.flatnonzero(classes == c) for c in range(table.shape[1])]
+  num_tokens = (table != 0) @ np.array([*map(len, by_class)])
   for state in np.flatnonzero((num_tokens > 0) & (num_tokens <= _FEW)):
-    ids = [i for c in np.flatnonzero(table[state]) for i in by_class[c]]
+    ids = [int(i) for c in np.flatnonzero(table[state]) for i in by_class[c]]
     longest = max(ids, key=lambda i: len(texts[i]))
     text = texts[longest]
     # Texts that a longer one begins with are not another text; an end is.
@@ -351,9 +272,3 @@ def _guesses(
     if own and table[state, classes[own[0]]]:
       guesses[state] = own[0]
   return guesses
-
-
-def _bucket(size: int) -> int:
-  """The next of 64, 96, 128, 192, ...: at most half as much again."""
-  power = max(64, 2 ** (size - 1).bit_length())
-  return power * 3 // 4 if size <= power * 3 // 4 and power > 64 else power

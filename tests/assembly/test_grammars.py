@@ -155,15 +155,11 @@ def test_what_would_not_be_heeded_is_refused(decoder, way, message):
 
 
 def test_tables_of_one_size_share_a_program(decoder):
-  made = [
-    constraints.of_rows(
-      constraints.table([Constraint(regex=each)], decoder.vocabulary),
-      [0],
-      num_rows=2,
-      num_logits=decoder.target.vocab_size,
-    )
-    for each in ('(the|in)', 'ab{3}')
-  ]
+  num_logits = decoder.target.vocab_size
+  made = []
+  for regex in ('(the|in)', 'ab{3}'):
+    own = constraints.compiled([Constraint(regex=regex)], decoder.vocabulary)
+    made.append(constraints.of_rows(own, [0], 2, num_logits))
   shapes = [[leaf.shape for leaf in vars(each).values()] for each in made]
   assert shapes[0] == shapes[1]
   # The second row is nobody's.

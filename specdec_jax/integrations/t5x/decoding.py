@@ -201,14 +201,14 @@ def decode(
     logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
     eos_id=eos_id,
   )
-  table = processing.table(
+  process = processing.packer(
     [speculation.sampling],
     eos_ids=(eos_id,),
     vocab_size=networks.target.vocab_size,
   )
   limits = jnp.full_like(prompt.decoder_lengths, max_len)
   prompt = dataclasses.replace(prompt, max_lengths=limits)
-  prompt = processing.of_rows(table, [0] * limits.size, prompt)
+  prompt = process([0] * limits.size, prompt)
   loop: Any = autoregressive if is_plain else speculative
   key = jax.random.key(0) if rng_key is None else rng_key
   with _mesh_of_t5x():
