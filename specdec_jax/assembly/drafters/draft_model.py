@@ -7,34 +7,19 @@ from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.drafters.autoregressive import as_chain
-from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
 from specdec_jax.text import vocabularies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftModel:
-  """A smaller model; see `drafters.autoregressive`. With a `schedule`, or with
-  `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`. With a
-  `tree` it is the depth; see `drafters.branching` and `lengths.of`. If a
+class DraftModel(one_by_one.OneByOne):
+  """A smaller model; see `drafters.autoregressive`. If a
   `draft_vocabulary.json` lies beside the weights, only its tokens are drafted;
   see `models.read_draft_vocabulary`."""
 
   model: models.Model
-  gamma: lengths.Gamma | None = lengths.gamma_option()
-  tree: lengths.Shape | None = lengths.tree_option()
-  schedule: Schedule | None = None
-  min_prob: float = 0.0
 
-  @property
-  def length(self) -> lengths.Length:
-    return lengths.of(
-      gamma=self.gamma,
-      tree=self.tree,
-      schedule=self.schedule,
-      min_prob=self.min_prob,
-      tried=(2, 5, 11),
-    )
+  tried = (2, 5, 11)
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_config(self.model)

@@ -9,28 +9,22 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
 from specdec_jax.checkpoints import loading
-from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
 from specdec_jax.text import vocabularies, vocabulary_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Eagle:
+class Eagle(one_by_one.OneByOne):
   """An EAGLE-3 network that was trained for the target; see `drafters.eagle`.
 
-  With a `schedule`, `min_prob` or a `tree`, gamma is as for `DraftModel`. With
-  `lookup`, text that the context has already is copied from it, as
+  With `lookup`, text that the context has already is copied from it, as
   `PromptLookup` does.
   """
 
   model: models.Model
-  gamma: lengths.Gamma | None = lengths.gamma_option()
-  tree: lengths.Shape | None = lengths.tree_option()
   lookup: bool = option(
     False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'
   )
-  schedule: Schedule | None = None
-  min_prob: float = 0.0
 
   @property
   def length(self) -> lengths.Length:
@@ -38,12 +32,7 @@ class Eagle:
       raise ValueError(
         'lookup copies chains, and tree is none: give one of them'
       )
-    return lengths.of(
-      gamma=self.gamma,
-      tree=self.tree,
-      schedule=self.schedule,
-      min_prob=self.min_prob,
-    )
+    return super().length
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'eagle')

@@ -1,5 +1,8 @@
 """Drafters of networks that draft token after token, of any length."""
 
+import dataclasses
+from typing import ClassVar
+
 import numpy as np
 
 from specdec_jax import drafters, logits
@@ -8,6 +11,34 @@ from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
+from specdec_jax.drafters.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneByOne:
+  """How much a network drafts, for the choices of such networks.
+
+  With a `schedule`, or with `min_prob`, gamma is the most that is drafted; see
+  `drafters.adaptive`. With a `tree` it is the depth; see `drafters.branching`
+  and `lengths.of`.
+  """
+
+  gamma: lengths.Gamma | None = lengths.gamma_option()
+  tree: lengths.Shape | None = lengths.tree_option()
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+  tried: ClassVar[tuple[int, ...]] = (1, 3, 7)
+
+  @property
+  def length(self) -> lengths.Length:
+    return lengths.of(
+      gamma=self.gamma,
+      tree=self.tree,
+      schedule=self.schedule,
+      min_prob=self.min_prob,
+      tried=self.tried,
+    )
 
 
 def drafter(

@@ -12,7 +12,6 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Arrays
 from specdec_jax.drafters.autoregressive import as_chain
-from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.launch.numbers import positive_int
 from specdec_jax.models import families, quantized
 from specdec_jax.models.families import Config
@@ -27,14 +26,14 @@ def _layers(text: str) -> Layers:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantized:
+class Quantized(one_by_one.OneByOne):
   """The target drafts for itself; `bits` and `group` as of `models.quantized`.
 
   With `layers` the decoder has some of its layers alone, as in self-speculative
   decoding (Zhang et al., arXiv 2309.08168): so many, evenly spread; a slice,
   such as '::2'; or their numbers, such as '0,1,5'. Norms, the encoder and
   embeddings that are not read as logits are the target's own arrays; the cache
-  is the drafter's. Other fields are those of `DraftModel`.
+  is the drafter's.
   """
 
   bits: int = option(4, "of the target's weights as they draft: 8, 4 or 3")
@@ -49,19 +48,6 @@ class Quantized:
     'as ::2, or numbers such as 0,1,5 (default: all)',
     type=_layers,
   )
-  gamma: lengths.Gamma | None = lengths.gamma_option()
-  tree: lengths.Shape | None = lengths.tree_option()
-  schedule: Schedule | None = None
-  min_prob: float = 0.0
-
-  @property
-  def length(self) -> lengths.Length:
-    return lengths.of(
-      gamma=self.gamma,
-      tree=self.tree,
-      schedule=self.schedule,
-      min_prob=self.min_prob,
-    )
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     name = f'int{self.bits}' + (f':{self.group}' if self.group else '')
