@@ -334,20 +334,19 @@ def steps(targets: Sequence[str], num_new: int, repeats: int) -> Table:
 
 def tpu_bytes(chip: str) -> Table:
   """What steps of compiled programs read, beside the packed weights."""
-  rows = []
-  for target in _TARGETS:
-    for weights in (None, 'int8', 'int4', 'int4:128'):
-      rows.append(_steps_of(target, weights, 1, 64, chip))
-  rows.append(_steps_of('llama_3_1_8b', 'int8', 8, 4096 - 128, chip))
+  rows = [
+    ('llama_3_1_8b', 'int8', 8, 4096 - 128),
+    *((name, w, 1, 64) for name in _TARGETS for w in (None, 'int8', 'int4')),
+    ('llama_3_1_8b', 'int4:128', 1, 64),
+  ]
   return Table(
-    rows=rows,
+    rows=[_steps_of(*row, chip) for row in rows],
     notes=[
       'PREDICTED: compiled for the chip, none of it ran. A plain step is of '
       'one position, a verify step of five. "Over" is what crosses between '
-      'memory and chip over the weights that a step reads, packed, with '
-      'their scales: without an encoder, and of embeddings that are not read '
-      'as logits without all but the rows that are looked up. The rest is of '
-      'caches and of what the step computes.'
+      'memory and chip over what a step has to read: packed weights with '
+      'their scales, but for an encoder and embeddings that are not read as '
+      'logits, and full caches.'
     ],
   )
 
@@ -375,8 +374,10 @@ def _steps_of(
   }
   wide = parts.shapes_of(dataclasses.replace(task, output_length=132), Fixed(0))
   jobs = [parts.target_step(shapes, 1), parts.target_step(wide, 5)]
-  read = _read_bytes(decoder)
+  read, caches = _read_bytes(decoder), shapes.program.state.target_cache
   cells['weights read, GB'] = f'{read / 1e9:.2f}'
+  cells['caches, GB'] = f'{aot.tree_bytes(caches) / 1e9:.2f}'
+  read += aot.tree_bytes(caches)
   names = 'plain', 'verify'
   columns = ('{} step, GB', '{} step, over', '{} step, ms')
   cells |= {c.format(name): '' for name in names for c in columns}
@@ -408,75 +409,94 @@ def _read_bytes(decoder: Decoder) -> int:
   is_tied, total = decoder.config.is_tied, 0
   for path, leaf in jax.tree.leaves_with_path(decoder.params.target):
     names = [part.key for part in path]
-    if 'encoder' not in names and (is_tied or 'embedding' not in names[-1]):
+    # Keys and values of the encoder's states are computed before the loop.
+    is_before = 'encoder' in names or (
+      'encoder_decoder_attention' in names and {'key', 'value'} & {*names}
+    )
+    if not is_before and (is_tied or 'embedding' not in names[-1]):
       total += _num_bytes(leaf)
   return total
 
 
-def gains(chip: str, alphas: Sequence[float]) -> Table:
+def gains(chip: str, results: Path) -> Table:
   """The best gamma of a target that drafts for itself, by compiled programs."""
-  rows = []
-  for target in _TARGETS:
-    rows += _gains_of(target, chip, alphas)
+  alphas = json.loads((results / 'acceptance.json').read_text())['rows']
   return Table(
-    rows=rows,
+    rows=[row for name in _TARGETS for row in _gains_of(name, chip, alphas)],
     notes=[
       'PREDICTED: programs compiled for the chip, none of which ran. Batch 1, '
       '64 tokens of input, 128 of output, activations in bfloat16, gamma at '
-      f'most {_MAX_GAMMA}. Alpha is assumed: the table of acceptance is of '
-      'other models. c is the time of a drafted token over a plain step '
-      'of the target, and GiB those of both, with caches, before temporaries.'
+      f'most {_MAX_GAMMA}; targets in bfloat16 where they and the drafter fit, '
+      'else in int8. Alpha is not of these targets: it is what the models in '
+      'the column "alpha of" accept of drafts in as many bits, greedy. c is '
+      'the time of a drafted token over a plain step of the target, and GiB '
+      'those of both, with caches, before temporaries.'
     ],
   )
 
 
-def _gains_of(target: str, chip: str, alphas: Sequence[float]) -> list[Cells]:
-  drafted: dict[str, tuple[parts.Shapes, list[aot.ProgramCost]]] = {}
-  rows: list[Cells] = []
-  for weights in (None, 'int8'):
-    make = functools.partial(_task, target, weights, chip)
-    whole = parts.shapes_of(make({}), Fixed(_MAX_GAMMA))
-    try:
-      of_target = _priced(make({}), whole, slice(0, 3))
-    except ValueError as error:
+def _gains_of(
+  target: str, chip: str, alphas: Sequence[dict[str, Any]]
+) -> list[Cells]:
+  # The most that is held is a drafter in 8 bits.
+  make = functools.partial(_task, target, chip)
+  weights = None if _fits(make(None, 8)) else 'int8'
+  whole = parts.shapes_of(make(weights, 4), Fixed(_MAX_GAMMA))
+  of_target = _priced(make(weights, 4), whole, slice(0, 3))
+  rows = []
+  for bits in (4,) if weights else (8, 4):
+    task = make(weights, bits)
+    shapes = parts.shapes_of(task, Fixed(_MAX_GAMMA))
+    first, further = _priced(task, shapes, slice(3, 5))
+    costs = parts.PairCosts(
+      widths=widths_to_time(_MAX_GAMMA),
+      target=tuple(of_target),
+      first_draft=first,
+      further_draft=further,
+      trees=(),
+      memory={},
+      notes=(),
+    ).costs()
+    # Those that leave layers out come later.
+    found = {
+      row['target']: float(row['alpha'])
+      for row in reversed(alphas)
+      if row['drafter'].startswith(f'{bits} bits,')
+      and not int(row['temperature'])
+    }
+    for name, alpha in sorted(found.items()):
+      best = planner.plan(alpha, costs, max_gamma=_MAX_GAMMA, length=128).best
       rows.append(
-        {'target': target, 'weights': weights or 'bfloat16'}
-        | dict.fromkeys(('drafter', 'c', *_GAINS), '')
-        | {'GiB': str(error).rpartition(': ')[2]}
+        {
+          'target': target,
+          'weights': weights or 'bfloat16',
+          'drafter': f'{bits} bits',
+          'T(1), ms': f'{1e3 * of_target[0].seconds:.2f}',
+          'T(9) / T(1)': f'{of_target[-1].seconds / of_target[0].seconds:.2f}',
+          'c': f'{costs.c(_MAX_GAMMA):.3f}',
+          'alpha of': name,
+          'alpha': f'{alpha:.3f}',
+          'gamma': best.gamma,
+          'times plain': f'{best.speedup:.2f}',
+          'GiB': f'{_held(shapes) / 2**30:.1f}',
+        }
       )
-      continue
-    count = families.num_layers(make({}).decoder.config)[-1]
-    for options in ({'bits': 4}, {'bits': 4, 'layers': round(count * 2 / 3)}):
-      name = ', '.join(f'{value} {key}' for key, value in options.items())
-      shapes = parts.shapes_of(make(options), Fixed(_MAX_GAMMA))
-      if name not in drafted:
-        # The same whatever the target's weights are, for whom nothing is read.
-        drafted[name] = shapes, _priced(make(options), shapes, slice(3, 5))
-      costs = parts.PairCosts(
-        widths=widths_to_time(_MAX_GAMMA),
-        target=tuple(of_target),
-        first_draft=drafted[name][1][0],
-        further_draft=drafted[name][1][1],
-        trees=(),
-        memory={},
-        notes=(),
-      ).costs()
-      held = shapes.program.params.target, shapes.own, shapes.program.state
-      cells = {'target': target, 'weights': weights or 'bfloat16'}
-      cells |= {'drafter': name, 'c': f'{costs.c(_MAX_GAMMA):.3f}'}
-      for alpha in alphas:
-        best = planner.plan(alpha, costs, max_gamma=_MAX_GAMMA, length=128).best
-        values = f'{alpha:g}', best.gamma, f'{best.speedup:.2f}'
-        rows.append(
-          cells
-          | dict(zip(_GAINS, values, strict=True))
-          | {'GiB': f'{aot.tree_bytes(held) / 2**30:.1f}'}
-        )
   return rows
 
 
+def _held(shapes: parts.Shapes) -> int:
+  """Bytes of a target, its drafter and their state."""
+  program = shapes.program
+  return aot.tree_bytes((program.params.target, shapes.own, program.state))
+
+
+def _fits(task: workloads.Workload) -> bool:
+  held = _held(parts.shapes_of(task, Fixed(_MAX_GAMMA)))
+  return held < task.slice.chip.memory_bytes
+
+
 def _task(
-  target: str, weights: str | None, chip: str, options: dict[str, Any]
+  target: str, chip: str, weights: str | None, bits: int
 ) -> workloads.Workload:
   return workloads.Workload(
     slice=aot.find_slice(chip),
@@ -484,7 +504,7 @@ def _task(
       *(target, 'quantized', None),
       dtype='bfloat16',
       weights=weights,
-      options=options,
+      options={'bits': bits},
     ),
     batch_size=1,
     input_length=64,
@@ -497,12 +517,11 @@ def _priced(
   task: workloads.Workload, whole: parts.Shapes, which: slice
 ) -> list[aot.ProgramCost]:
   """Costs of some of `parts.part_jobs`: of the target, then of the drafter."""
-  jobs = parts.part_jobs(task, whole, _MAX_GAMMA)[which]
+  jobs = parts.part_jobs(task, whole, _MAX_GAMMA, ())[which]
   return aot.price(aot.compile_all(jobs), task.slice.chip, [1] * len(jobs))
 
 
 _MAX_GAMMA = 8
-_GAINS = 'alpha', 'gamma', 'times plain'
 _TABLES = (
   *('perplexity', 'bleu', 'acceptance', 'steps'),
   *('tpu_bytes', 'tpu_gains'),
@@ -540,7 +559,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     for chip in args.chips:
       make, title = functools.partial(tpu_bytes, chip), 'bytes of a step'
       if name == 'tpu_gains':
-        make = functools.partial(gains, chip, args.alphas)
+        make = functools.partial(gains, chip, Path(args.output))
         title = 'targets that draft for themselves'
       slug = f'{name}_{chip.partition(":")[0]}'
       report.measure(*where, slug, f'{chip}: {title}, predicted', make)
@@ -552,9 +571,6 @@ def _parser() -> argparse.ArgumentParser:
   )
   common.add_tables(parser, _TABLES)
   parser.add_argument('--chips', type=common.listed(), default=list(_CHIPS))
-  parser.add_argument(
-    '--alphas', type=common.listed(float), default=[0.8, 0.9, 0.95]
-  )
   parser.add_argument(
     '--targets', type=common.listed(), default=['smollm2-135m', 'ende-mini']
   )

@@ -25,6 +25,10 @@ from specdec_jax.models import quantized
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
+# A step compiled by itself would fetch a parameter, perhaps a whole table of
+# embeddings, before it begins and once more for the next run: no step of a loop
+# does.
+_OPTIONS = {'xla_max_cross_program_prefetches': 0}
 # Between neighbours: an assumption, the one figure that nobody publishes.
 _HOP_SECONDS = 1e-6
 
@@ -124,7 +128,7 @@ def compile_all(
 
   def finish(lowered: Any) -> tuple[Any, float]:
     started = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=_OPTIONS)
     return compiled, time.perf_counter() - started
 
   # Tracing takes Python's lock; compiling does not, and two fit in memory.

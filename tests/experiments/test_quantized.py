@@ -1,0 +1,46 @@
+"""Steps of compiled TPU programs beside the packed weights that they read."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.quantized import __main__ as experiment
+from specdec_jax.models import presets, quantized
+
+NAME = 't5_1_1_xxl'
+
+
+def overs(monkeypatch, weights: str) -> list[float]:
+  """Bytes of a plain and a verify step over the least, of one layer."""
+  if importlib.util.find_spec('libtpu') is None:
+    pytest.skip('needs libtpu: pip install -e ".[tpu]"')
+  sizes = {'num_encoder_layers': 1, 'num_decoder_layers': 1}
+  config = dataclasses.replace(presets.PRESETS[NAME], **sizes)
+  monkeypatch.setitem(presets.PRESETS, NAME, config)
+  cells = experiment._steps_of(NAME, weights, 1, 64, 'v5e:1x1')
+  return [float(cells[f'{step} step, over']) for step in ('plain', 'verify')]
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.parametrize('weights', ['int8', 'int4'])
+def test_steps_read_packed_weights_once(monkeypatch, weights):
+  assert all(0.98 < over < 1.05 for over in overs(monkeypatch, weights))
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+def test_weights_that_are_unpacked_in_memory_are_seen(monkeypatch):
+  def product(x, values, scale, axis=0):
+    weights = quantized.unpacked(values, scale, x.dtype)
+    weights = jax.lax.optimization_barrier(weights)
+    weights = weights.T if axis else weights
+    return jnp.matmul(x, weights, preferred_element_type=jnp.float32)
+
+  monkeypatch.setattr(quantized, 'product', product)
+  jax.clear_caches()
+  assert min(overs(monkeypatch, 'int8')) > 2
+  jax.clear_caches()
