@@ -136,16 +136,17 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     'max_len': prompt.decoder_tokens.shape[1] + args.max_new_tokens,
   }
   plain = sides_lib.plain_side(decoder.params, key, [prompt], **shared)
-  figures = iteration_costs.costs(
+  made = iteration_costs.cost_programs(
     decoder.params,
     key,
     prompt,
     drafters={1: decoder.at(1).drafter, WIDTHS[-1] - 1: decoder.drafter},
     widths=WIDTHS,
-    repeats=args.repeats,
     plain=plain,
     **shared,
   )
+  timed = stopwatch.alternate(made.programs, args.repeats)
+  figures = made.costs(*timed)
   costs = Costs.among(figures)
   choices = planner.plan(
     args.alpha, costs, batch_size=batch_size, length=args.max_new_tokens

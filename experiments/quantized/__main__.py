@@ -262,7 +262,6 @@ def _accepted(name: str, temperature: float, num_new: int) -> list[Cells]:
     [batch.prompt for batch in batches],
     method=decoder.method,
     drafters=[each.drafter for each in made],
-    is_argmax=not temperature,
     max_len=running.max_length(decoder, batches[0], num_new),
     num_tokens=num_new,
   )

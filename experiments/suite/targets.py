@@ -291,16 +291,13 @@ class Target:
       key: dataclasses.replace(way, side=way.side.on(batches))
       for key, way in programs.ways.items()
     }
-    num_runs = benchmark.num_programs(ways, len(plain))
-    title = f'{self.name}, {setting["category"]}'
-    with progress.bar(title, num_runs * (settings.repeats + 1)) as bar:
-      found = benchmark.compare(
-        ways,
-        plain=plain[settings.dtype],
-        baseline=plain[baseline],
-        repeats=settings.repeats,
-        advance=bar.advance,
-      )
+    found = benchmark.compare(
+      ways,
+      plain=plain[settings.dtype],
+      baseline=plain[baseline],
+      repeats=settings.repeats,
+      title=f'{self.name}, {setting["category"]}',
+    )
     is_greedy = not setting['temperature']
     divergent = {
       key: _num_divergent(*(side.on(batches) for side in pair))

@@ -88,14 +88,6 @@ def drafted(
   )
 
 
-def num_programs(ways: Mapping[Name, Drafted], num_plain: int) -> int:
-  """Counts what `compare` times per turn, for a bar of progress."""
-  sides = [side for way in ways.values() for side in way.sides().values()]
-  batches = max(len(way.side.states) for way in ways.values())
-  num_calls = sum(len(side.states) for side in sides) + num_plain * batches
-  return num_calls + sum(len(way.propose) for way in ways.values())
-
-
 def compare(
   ways: Mapping[Name, Drafted],
   *,
@@ -103,7 +95,7 @@ def compare(
   baseline: Side,
   repeats: int,
   expected: Side | None = None,
-  advance: Callable[[int], None] = lambda num_done: None,
+  title: str = '',
 ) -> dict[Name, Figures]:
   """Times all sides in turns and predicts each speedup from the costs of parts.
 
@@ -111,7 +103,7 @@ def compare(
   the tokens that theirs are compared with are those of `plain`, in their dtype,
   unless `expected` is plain decoding of another width.
   Speedups are against `baseline`, the fastest plain configuration, which may be
-  `plain`. `advance` is that of `stopwatch.alternate`.
+  `plain`. `title` is that of `stopwatch.alternate`.
 
   Returns figures by name; times are in seconds, and rates of drafts None where
   nothing was drafted. ValueError if a model returned logits that are not
@@ -122,7 +114,7 @@ def compare(
     sides['plain'] = plain
   for name, way in ways.items():
     sides |= {(name, kind): side for kind, side in way.sides().items()}
-  timed, propose_seconds = _time(sides, ways, repeats, advance)
+  timed, propose_seconds = _time(sides, ways, repeats, title)
   # The plain side itself may be the fastest.
   timed.setdefault('plain', timed['baseline'])
   judge, states = plain, timed['plain'].states
@@ -158,13 +150,13 @@ def _time(
   sides: Mapping[Hashable, Side],
   ways: Mapping[Name, Drafted],
   repeats: int,
-  advance: Callable[[int], None],
+  title: str,
 ) -> tuple[dict[Hashable, Timed], dict[Name, float]]:
   """Returns what sides have shown, and the seconds of a draft of each way."""
   calls: dict[Hashable, Callable[[], Any]] = {**sides_lib.calls(sides)}
   for name, way in ways.items():
     calls |= {('draft', name, i): each for i, each in enumerate(way.propose)}
-  seconds, results = stopwatch.alternate(calls, repeats, advance)
+  seconds, results = stopwatch.alternate(calls, repeats, title=title)
   timed = sides_lib.timed(sides, seconds, results)
   for each in timed.values():
     if any(np.any(state.has_nan) for state in each.states):

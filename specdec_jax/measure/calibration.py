@@ -26,6 +26,7 @@ from specdec_jax.base import (
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.launch import progress
 from specdec_jax.measure import stopwatch
 from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
@@ -60,30 +61,17 @@ def shared_mass(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
   return distributions.overlap(p / lenience, draft.probs[:, 0])
 
 
-def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
-  """Returns 1 where the guess has `p(x) >= l max p`, else 0, `[B]` (Appendix
-  A.5, whose inequality is printed the other way round)."""
-  of_drafted = arrays.pick(p, draft.tokens[:, 0])
-  return (of_drafted >= lenience * p.max(axis=1)).astype(p.dtype)
-
-
-def observe(
-  row_keys: Array, draft: Draft, target_probs: Array, *, is_argmax: bool = False
-) -> Verification:
-  """Judges as a rule that accepts nothing: the text is the target's own, or
-  with `is_argmax` its likeliest, token by token that of plain decoding. Target
-  probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft."""
+def observe(row_keys: Array, draft: Draft, target_probs: Array) -> Verification:
+  """Judges as a rule that accepts nothing: the text is the target's own, token
+  by token that of plain decoding. Target probabilities are float32 `[B, 2, V]`,
+  or `[B, 1, V]` without a draft."""
   # The keys of next tokens, as every rule has them: the draws are those of
   # plain decoding.
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
-  if is_argmax:
-    next_token = arrays.argmax(p)
-  else:
-    next_token = distributions.sample(next_keys, p)
   return Verification(
     num_accepted=jnp.zeros_like(draft.lengths),
-    next_token=next_token,
+    next_token=distributions.sample(next_keys, p),
     accept_probs=jnp.zeros(draft.tokens.shape, p.dtype),
   )
 
@@ -120,11 +108,9 @@ def overlaps(
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
-  method: Method,
   drafters: Sequence[Drafter],
-  leniences: Sequence[float] = (1.0,),
-  is_argmax: bool = False,
-  verify_fn: VerifyFn | None = None,
+  share_fns: Sequence[ShareFn] = (shared_mass,),
+  title: str = '',
   **options: Any,
 ) -> list[list[Overlaps]]:
   """Lets the target generate, and asks every drafter before every token.
@@ -133,37 +119,42 @@ def overlaps(
     params: weights of the target, and in `drafter` those of each drafter.
     rng_key: as for `speculative.generate`.
     prompts: of one shape.
-    method: target, `logits_to_probs` and `eos_id`; the rest is not read.
-    drafters: D of them, with gamma 1, else ValueError.
-    leniences: each in (0, 1].
-    is_argmax: for greedy text and `passes_argmax` in place of `shared_mass`;
-      `logits_to_probs` is then what the rule reads before the argmax.
-    verify_fn: of a rule that changes the text, for that text and its
-      acceptances; of one drafter, without leniences.
-    **options: `max_len`, as for `speculative.generate`, and `num_tokens`, new
-      ones per row at most; and perhaps `advance`, called with 1 after each
-      batch.
+    drafters: D of them, that draft one token, or trees of one level.
+    share_fns: what is recorded of every draft, such as `shared_mass` with
+      several leniences.
+    title: of a bar meanwhile; empty for none.
+    **options: `method`, of which target, `logits_to_probs` and `eos_id` are
+      read; `max_len`, as for `speculative.generate`; `num_tokens`, new ones per
+      row at most; and `verify_fn`, with one drafter, of a rule that makes the
+      text in place of the target: see `passes_rule`.
 
-  Returns for every drafter what each of the leniences would accept, all along
-  one text. ValueError if logits are not numbers.
+  Returns for every drafter what each of `share_fns` says, all along one text.
+  ValueError if logits are not numbers.
   """
-  for drafter in drafters:
-    if drafter.gamma != 1:
-      raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
-  share_fn = passes_argmax if is_argmax else shared_mass
-  share_fns = [functools.partial(share_fn, lenience=x) for x in leniences]
-  if verify_fn is not None:
-    share_fns = [functools.partial(passes_rule, verify_fn=verify_fn)]
-  options |= {'is_argmax': is_argmax, 'verify_fn': verify_fn}
-  return _overlaps(
-    params,
-    rng_key,
-    prompts,
-    method=method,
-    drafters=drafters,
-    share_fns=share_fns,
-    **options,
+  options |= {'drafters': drafters, 'share_fns': share_fns}
+  compiled = jax.jit(functools.partial(_generate, **options))
+  parts = []
+  with progress.bar(title, len(prompts), is_shown=bool(title)) as bar:
+    for prompt in prompts:
+      has_nan, seen = jax.device_get(compiled(params, rng_key, prompt))
+      if has_nan.any():
+        raise ValueError(
+          'the logits were not numbers (NaN): nothing to measure'
+        )
+      # Tokens come last: `[N, D, L, B]` becomes `[D, L, B, N]`.
+      parts.append([np.moveaxis(each, 0, -1) for each in seen])
+      bar.advance(1)
+  values, is_text, is_drafted = (
+    np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
   )
+  # Batches are joined along the axis of rows, the last but one by now.
+  # Sums of float32 probabilities may exceed one by their rounding.
+  values = np.minimum(values.astype(np.float64), 1.0)
+  values = np.where(is_drafted[:, None], values, 0.0)
+  return [
+    [Overlaps(each, is_text, has_guess) for each in own]
+    for own, has_guess in zip(values, is_drafted, strict=True)
+  ]
 
 
 def rank_rates(
@@ -179,7 +170,7 @@ def rank_rates(
 
   The drafter makes trees with K children of the root, nothing below and no
   probabilities; where it repeats a token, the first counts. All else is as for
-  `overlaps`, without `leniences` and `is_argmax`.
+  `overlaps`.
   """
 
   def share_fn(rank: int, draft: Draft, p: Array) -> Array:
@@ -192,39 +183,8 @@ def rank_rates(
   share_fns = [functools.partial(share_fn, rank) for rank in ranks]
   params = params._replace(drafter=[params.drafter])
   options |= {'drafters': [drafter], 'share_fns': share_fns}
-  [found] = _overlaps(params, rng_key, prompts, **options)
+  [found] = overlaps(params, rng_key, prompts, **options)
   return np.array([each.values.sum() / each.is_text.sum() for each in found])
-
-
-def _overlaps(
-  params: Params,
-  rng_key: Array,
-  prompts: Sequence[Prompt],
-  *,
-  advance: Callable[[int], None] = lambda num_done: None,
-  **options: Any,
-) -> list[list[Overlaps]]:
-  """Returns what `_generate` saw on all batches, by drafter and `share_fns`."""
-  compiled = jax.jit(functools.partial(_generate, **options))
-  parts = []
-  for prompt in prompts:
-    has_nan, seen = jax.device_get(compiled(params, rng_key, prompt))
-    if has_nan.any():
-      raise ValueError('the logits were not numbers (NaN): nothing to measure')
-    # Tokens come last: `[N, D, L, B]` becomes `[D, L, B, N]`.
-    parts.append([np.moveaxis(each, 0, -1) for each in seen])
-    advance(1)
-  values, is_text, is_drafted = (
-    np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
-  )
-  # Batches are joined along the axis of rows, the last but one by now.
-  # Sums of float32 probabilities may exceed one by their rounding.
-  values = np.minimum(values.astype(np.float64), 1.0)
-  values = np.where(is_drafted[:, None], values, 0.0)
-  return [
-    [Overlaps(each, is_text, has_guess) for each in own]
-    for own, has_guess in zip(values, is_drafted, strict=True)
-  ]
 
 
 def _generate(
@@ -237,10 +197,9 @@ def _generate(
   max_len: int,
   num_tokens: int,
   share_fns: Sequence[ShareFn],
-  is_argmax: bool = False,
   verify_fn: VerifyFn | None = None,
 ) -> tuple[Array, list[Array]]:
-  """Decodes a batch of `_overlaps`: `has_nan` bool `[B]`, and by token what
+  """Decodes a batch of `overlaps`: `has_nan` bool `[B]`, and by token what
   `share_fns` make of the drafts, float32 `[N, D, L, B]`, whether there was
   text, bool `[N, B]`, and whether there was a guess, too, bool `[N, D, B]`."""
 
@@ -257,7 +216,7 @@ def _generate(
       )
     ]
     drafts = [draft for draft, _ in asked]
-    seeing: VerifyFn = functools.partial(observe, is_argmax=is_argmax)
+    seeing: VerifyFn = observe
     if verify_fn is not None:
       [drafted] = drafts
       seeing = functools.partial(follow, verify_fn=verify_fn, drafted=drafted)

@@ -99,13 +99,6 @@ class CostPrograms:
     }
 
 
-def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
-  """Returns the figures of `cost_programs`, whose other arguments these are, by
-  `repeats` runs in turns."""
-  made = cost_programs(*args, **options)
-  return made.costs(*stopwatch.alternate(made.programs, repeats))
-
-
 def cost_programs(
   params: Params,
   rng_key: Array,
@@ -115,7 +108,6 @@ def cost_programs(
   drafters: Mapping[int, Drafter],
   max_len: int,
   widths: Sequence[int] | None = None,
-  num_decodes: int = 1,
   plain: Side | None = None,
 ) -> CostPrograms:
   """Compiles an iteration's parts for one batch. Prefill and buffers of all are
@@ -126,8 +118,6 @@ def cost_programs(
     method: all but the drafter.
     drafters: the same drafter by gamma, 1 and the largest among them.
     widths: of target calls, from 1 to gamma + 1; None: `costs.widths_to_time`.
-    num_decodes: short decodes of each part in a turn, timed one by one; their
-      median ignores the first, which finds cold caches.
     plain: plain decoding of the same batch, which may be faster in another
       dtype; None means the target's own.
   """
@@ -138,10 +128,6 @@ def cost_programs(
   plain = plain or sides_lib.plain_side(*args, method=method, max_len=max_len)
   drafted = sides_lib.speculative_side(*args, method=method, max_len=max_len)
   state = sides_lib.shorten(drafted.states[0])
-  sides = {
-    name: dataclasses.replace(side, states=[*side.states] * num_decodes)
-    for name, side in _short_decodes(plain, drafted, method, widths).items()
-  }
   extend = stopwatch.repeated(
     params, state, target=method.target, width=widths[-1]
   )
@@ -152,7 +138,7 @@ def cost_programs(
     for gamma, drafter in sorted(drafters.items())
   }
   return CostPrograms(
-    sides=sides,
+    sides=_short_decodes(plain, drafted, method, widths),
     widths=widths,
     proposals=proposals,
     extend=extend,

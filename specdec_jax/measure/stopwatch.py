@@ -29,6 +29,7 @@ from specdec_jax.base import (
   Tree,
 )
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.launch import progress
 
 Name = TypeVar('Name', bound=Hashable)
 Made = TypeVar('Made')
@@ -60,25 +61,28 @@ def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
 def alternate(
   programs: Mapping[Name, Callable[[], Made]],
   repeats: int,
-  advance: Callable[[int], None] = lambda num_done: None,
+  *,
   warm_up: Collection[Name] | None = None,
+  title: str = '',
 ) -> tuple[dict[Name, np.ndarray], dict[Name, Made]]:
   """Runs each program `repeats` times, in turns, after one run of each of
-  `warm_up`, None meaning all; `advance` is called with 1 after every run.
-  Returns seconds by program, float64 `[repeats]`, and the results of the last
-  runs."""
+  `warm_up`, None meaning all, with a bar if that has a `title`. Returns seconds
+  by program, float64 `[repeats]`, and the results of the last runs."""
   seconds: dict[Name, list[float]] = {name: [] for name in programs}
   results: dict[Name, Made] = {}
-  for name in programs if warm_up is None else warm_up:
-    run_seconds(programs[name])
-    advance(1)
-  # Of programs a and b in three repeats, a b a b a b: what slows the machine
-  # for a while slows both.
-  for _ in range(repeats):
-    for name, program in programs.items():
-      results[name], elapsed = run_seconds(program)
-      advance(1)
-      seconds[name].append(elapsed)
+  first = list(programs if warm_up is None else warm_up)
+  num_runs = len(first) + repeats * len(programs)
+  with progress.bar(title, num_runs, is_shown=bool(title)) as bar:
+    for name in first:
+      run_seconds(programs[name])
+      bar.advance(1)
+    # Of programs a and b in three repeats, a b a b a b: what slows the machine
+    # for a while slows both.
+    for _ in range(repeats):
+      for name, program in programs.items():
+        results[name], elapsed = run_seconds(program)
+        bar.advance(1)
+        seconds[name].append(elapsed)
   return {name: np.array(s) for name, s in seconds.items()}, results
 
 

@@ -64,6 +64,12 @@ class Costs:
       raise ValueError(f'times of the target must be above 0, got {least}')
     if (np.diff(self.tree_nodes) <= 0).any():
       raise ValueError(f'tree_nodes must ascend, got {list(self.tree_nodes)}')
+    for name, sizes in (
+      ('target_seconds', widths),
+      *(('tree_seconds', self.tree_nodes), ('level_seconds', self.tree_nodes)),
+    ):
+      if (num_times := len(getattr(self, name))) != len(sizes):
+        raise ValueError(f'{name} needs {len(sizes)} times, got {num_times}')
     for field in dataclasses.fields(self)[2:]:
       in_range(field.name, getattr(self, field.name), 0)
 

@@ -125,12 +125,12 @@ def plan(
   best = max(choices, key=lambda choice: choice.speedup)
   sentences = _verdict(choices, best, costs, batch_size, profile)
   if interval is not None:
-    of_all = {
-      'max_gamma': max_gamma,
-      'batch_size': batch_size,
-      'length': length,
-    }
-    low, high = (plan(end, costs, **of_all).best for end in interval)
+    low, high = (
+      plan(
+        end, costs, max_gamma=max_gamma, batch_size=batch_size, length=length
+      ).best
+      for end in interval
+    )
     chosen = f'gamma lies between {low.gamma} and {high.gamma}'
     if low.gamma == best.gamma == high.gamma:
       chosen = f'gamma is {best.gamma} throughout'

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from specdec_jax.decoding.program import Part
 from specdec_jax.files.require import require
-from specdec_jax.launch import platforms
+from specdec_jax.launch import platforms, progress
 from specdec_jax.models import quantized
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
@@ -119,12 +119,10 @@ class Job(NamedTuple):
   mesh: Mesh | None
 
 
-def compile_all(
-  jobs: Sequence[Job], advance: Callable[[int], None] = lambda num_done: None
-) -> list[tuple[Any, float]]:
-  """The jobs compiled, two at a time, each with the seconds that it took;
-  `advance` is called with 1 after each. Raises ValueError if one does not fit
-  in the memory of its devices."""
+def compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
+  """The jobs compiled, two at a time, each with the seconds that it took, and
+  with a bar meanwhile. Raises ValueError if one does not fit in the memory of
+  its devices."""
 
   def finish(lowered: Any) -> tuple[Any, float]:
     started = time.perf_counter()
@@ -132,7 +130,11 @@ def compile_all(
     return compiled, time.perf_counter() - started
 
   # Tracing takes Python's lock; compiling does not, and two fit in memory.
-  with _without_cache(), futures.ThreadPoolExecutor(2) as pool:
+  with (
+    _without_cache(),
+    progress.bar('compiling', len(jobs)) as bar,
+    futures.ThreadPoolExecutor(2) as pool,
+  ):
     pending = []
     # Sharding rules read the mesh that is set while a function is traced.
     for job in jobs:
@@ -142,7 +144,7 @@ def compile_all(
     try:
       for each in pending:
         results.append(each.result())
-        advance(1)
+        bar.advance(1)
     except jax.errors.JaxRuntimeError as error:
       for each in pending:
         each.cancel()

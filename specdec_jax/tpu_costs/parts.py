@@ -189,16 +189,14 @@ def pair_costs(
   workload: Workload,
   *,
   max_gamma: int,
-  advance: Callable[[int], None] = lambda num_done: None,
   has_trees: bool = True,
 ) -> PairCosts:
   """Compiles the parts of an iteration and prices them.
 
   The widest target call has `max_gamma + 1` positions; a middle one is compiled
-  too. `advance` is called with 1 after each of the `num_parts` programs, of
-  which those of trees may be left out. Raises
-  ValueError if the workload does not fit on the chips, in bytes, or cannot be
-  split over them, or the drafter does not draft `max_gamma` tokens.
+  too, and trees if `has_trees`. Raises ValueError if the workload does not fit
+  on the chips, in bytes, or cannot be split over them, or the drafter does not
+  draft `max_gamma` tokens.
   """
   whole = shapes_of(workload, Fixed(max_gamma))
   state = whole.program.state
@@ -215,7 +213,7 @@ def pair_costs(
   shapes = tree_shapes(workload, max_gamma) if has_trees else []
   jobs = part_jobs(workload, whole, max_gamma, shapes)
   costs = aot.price(
-    aot.compile_all(jobs, advance),
+    aot.compile_all(jobs),
     workload.slice.chip,
     [1 if job.mesh is None else workload.num_partitions for job in jobs],
   )
@@ -259,12 +257,6 @@ def part_jobs(
     jobs.append(target_step(own, len(tree.parents) + 1, tree))
     jobs.append(_draft(own, own.program.method.drafter))
   return jobs
-
-
-def num_parts(workload: Workload, max_gamma: int) -> int:
-  """How many programs `pair_costs` compiles."""
-  num_widths = len(widths_to_time(max_gamma))
-  return num_widths + 2 + 2 * len(tree_shapes(workload, max_gamma))
 
 
 def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:

@@ -25,7 +25,8 @@ from specdec_jax.tpu_costs.aot import Slice
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """What is to be decoded, and on what; raises ValueError for a number below 1.
+  """What is to be decoded, and on what; ValueError for more positions than
+  the models have.
 
   Attributes:
     slice: the chips.
@@ -44,10 +45,6 @@ class Workload:
   num_partitions: int
 
   def __post_init__(self):
-    numbers = ('batch_size', 'input_length', 'output_length', 'num_partitions')
-    for name in numbers:
-      if (value := getattr(self, name)) < 1:
-        raise ValueError(f'{name} must be at least 1, got {value}')
     # A prompt in the encoder has as many positions as one before the text.
     length = max(self.input_length, self.max_len)
     limit = self.decoder.max_positions

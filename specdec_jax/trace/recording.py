@@ -107,9 +107,7 @@ def header(
   **settings: object,
 ) -> Record:
   """Makes the first record of a trace; `settings` are those of `_SETTINGS`, and
-  anything else that JSON can say but `type` and `version` (ValueError)."""
-  if taken := sorted({'type', 'version'} & settings.keys()):
-    raise ValueError(f'a header sets its own {" and ".join(taken)}')
+  anything else that JSON can say."""
   return {
     'type': 'header',
     'version': VERSION,
@@ -140,13 +138,10 @@ def prompt_records(
 ) -> list[Record]:
   """Makes a record per row, with its text, or else its tokens joined, those of
   the encoder where there are any; `pieces` gives the text of each of some token
-  ids. ValueError if there is not one text per row."""
+  ids."""
   prompt = jax.device_get(prompt)
-  row_ids = prompt.row_ids.tolist()
-  if texts is not None and len(texts) != len(row_ids):
-    raise ValueError(f'{len(texts)} texts for {len(row_ids)} rows')
   records = []
-  for b, row_id in enumerate(row_ids):
+  for b, row_id in enumerate(prompt.row_ids.tolist()):
     shown = prompt.decoder_tokens[b, : prompt.decoder_lengths[b]]
     sizes = {'num_tokens': len(shown)}
     if prompt.encoder_tokens is not None:

@@ -150,27 +150,19 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
 
   try:
     record = json.loads(line.decode(), parse_constant=refuse)
-  except UnicodeDecodeError:
-    raise ValueError('not UTF-8') from None
-  except json.JSONDecodeError as error:
-    raise ValueError(f'not JSON: {error.msg} at column {error.colno}') from None
   except RecursionError:
     raise ValueError('its lists are nested too deeply') from None
-  if not isinstance(record, dict):
-    raise ValueError(f'a record is an object, got {type(record).__name__}')
-  kind = record.get('type')
-  if is_first and kind != 'header':
-    raise ValueError(f'the first record is the header, got type {kind!r}')
-  if kind == 'header' and not is_first:
-    raise ValueError('a second header; a file holds one trace')
+  kind = record.get('type') if isinstance(record, dict) else None
   if kind not in _KINDS:
-    raise ValueError(f'unknown record type {kind!r}')
+    raise ValueError(f'not a record of a trace: its type is {kind!r}')
+  if is_first != (kind == 'header'):
+    raise ValueError(f'a trace has one header, its first record; got a {kind}')
   if is_first and record.get('version') != recording.VERSION:
     raise ValueError(
       f'trace version {record.get("version")!r}, this code reads version '
       f'{recording.VERSION}'
     )
-  _check_fields(record, kind, kind)
+  _check_fields(record, kind)
   if is_first and not 0 <= record['gamma'] <= MAX_GAMMA:
     raise ValueError(
       f'header has gamma {record["gamma"]}, expected 0 to {MAX_GAMMA}'
@@ -182,17 +174,16 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
 
 def _check_tokens(record: Record) -> None:
   """Raises ValueError unless the tokens of an iteration fit it."""
-  named = [
-    (f'drafted token {i}', t) for i, t in enumerate(record['drafted'], 1)
-  ]
+  named = [('drafted token', token) for token in record['drafted']]
   if record['next'] is not None:
     named.append(('next', record['next']))
   for name, token in named:
     if not isinstance(token, dict):
       raise ValueError(f'{name} is an object, got {type(token).__name__}')
-    is_next = name == 'next'
-    _check_fields(token, 'next' if is_next else 'drafted token', name)
-    verdicts = recording.NEXT_VERDICTS if is_next else recording.DRAFT_VERDICTS
+    _check_fields(token, name)
+    verdicts: tuple[str, ...] = recording.DRAFT_VERDICTS
+    if name == 'next':
+      verdicts = recording.NEXT_VERDICTS
     if token['verdict'] not in verdicts:
       raise ValueError(
         f'{name} has verdict {token["verdict"]!r}, expected one of '
@@ -206,12 +197,12 @@ def _check_tokens(record: Record) -> None:
     )
 
 
-def _check_fields(record: Record, kind: str, name: str) -> None:
-  """Raises ValueError unless a record has the fields of its kind."""
+def _check_fields(record: Record, kind: str) -> None:
+  """Raises ValueError unless a record or a token has the fields of its kind."""
   for field, right in _FIELDS[kind].items():
     is_optional, field = field.endswith('?'), field.removesuffix('?')
     if field not in record and not is_optional:
-      raise ValueError(f'{name} lacks {field!r}')
+      raise ValueError(f'{kind} lacks {field!r}')
     if field not in record:
       continue
     value = record[field]
@@ -221,4 +212,4 @@ def _check_fields(record: Record, kind: str, name: str) -> None:
     if is_right and isinstance(value, int | float):
       is_right = abs(value) <= sys.float_info.max
     if not is_right:
-      raise ValueError(f'{name} has {field!r} = {reprlib.repr(value)}')
+      raise ValueError(f'{kind} has {field!r} = {reprlib.repr(value)}')

@@ -49,12 +49,8 @@ def show(
   A `rich.console.Console` of None writes to standard output, coloured if that
   is a terminal and NO_COLOR is not set. Style 'lines' is a line per iteration
   with all that was drafted, 'flow' running text with the first rejected token
-  of each. ImportError without rich, ValueError for another style or row.
+  of each. ImportError without rich.
   """
-  if style not in ('lines', 'flow'):
-    raise ValueError(f"style must be 'lines' or 'flow', got {style!r}")
-  if row is not None and row not in traced.rows:
-    raise ValueError(f'no row {row}; the trace has rows {traced.rows}')
   console = console or _console()
   has_marks = _needs_marks(console)
   # Text is text, not markup, numbers and emoji codes.

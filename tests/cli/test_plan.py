@@ -156,7 +156,9 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
     assert words in shown
     assert 'That is the most it can be' not in shown
   path = written(folder, tree_seconds=[1.0], **ranks, **prices)
-  assert_refused(run('plan', '--costs', path), 'got 1 and 2')
+  assert_refused(
+    run('plan', '--costs', path), 'tree_seconds needs 2 times, got 1'
+  )
   # Drafters that draft chains alone were measured without ranks.
   result = run('plan', '--costs', written(folder), '--json', '-')
   assert json.loads(result.out)['plans'][0]['tree'] is None

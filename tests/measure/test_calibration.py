@@ -109,9 +109,17 @@ def test_a_drafter_without_probabilities_overlaps_by_its_token(texts):
       )
 
 
+def shared_masses(leniences):
+  return [
+    functools.partial(calibration.shared_mass, lenience=each)
+    for each in leniences
+  ]
+
+
 def test_leniences_are_those_of_theory_along_one_text(texts):
   leniences = (1.0, 0.5, 0.1)
-  found = overlaps_of(DRAFTERS['model'], leniences=leniences)
+  share_fns = shared_masses(leniences)
+  found = overlaps_of(DRAFTERS['model'], share_fns=share_fns)
   for lenience, each in zip(leniences, found, strict=True):
     for row, tokens in enumerate(texts):
       p, q = (next_probs(side, tokens[1:-1]) for side in PARAMS)
@@ -121,9 +129,10 @@ def test_leniences_are_those_of_theory_along_one_text(texts):
 
 
 def test_drafters_that_are_asked_together_answer_as_they_do_alone():
-  together = overlaps_of_all(list(DRAFTERS.values()), leniences=(1.0, 0.5))
+  share_fns = shared_masses((1.0, 0.5))
+  together = overlaps_of_all(list(DRAFTERS.values()), share_fns=share_fns)
   for drafter, found in zip(DRAFTERS.values(), together, strict=True):
-    alone = overlaps_of(drafter, leniences=(1.0, 0.5))
+    alone = overlaps_of(drafter, share_fns=share_fns)
     for one, other in zip(found, alone, strict=True):
       jax.tree.map(np.testing.assert_array_equal, one, other)
   assert (together[0][0].values != together[1][0].values).any()
@@ -133,7 +142,13 @@ def test_argmax_leniences_follow_greedy_text():
   greedy = logits.standardize(temperature=0)
   drafter = drafters.autoregressive(TARGET, gamma=1, logits_to_probs=greedy)
   leniences = (1.0, 0.2)
-  found = overlaps_of(drafter, leniences=leniences, is_argmax=True)
+  rules = [
+    functools.partial(verification.greedy, lenience=each) for each in leniences
+  ]
+  share_fns = [
+    functools.partial(calibration.passes_rule, verify_fn=rule) for rule in rules
+  ]
+  found = overlaps_of(drafter, share_fns=share_fns, verify_fn=rules[0])
   tokens = [1, 2, 3]
   for _ in range(NUM_NEW):
     tokens.append(
@@ -189,21 +204,10 @@ def test_a_relaxed_rule_is_measured_along_its_own_text(name):
     )
     return calibration.acceptance(found, max_gamma=1)['alpha']
 
-  assert alpha(verify_fn=RULES[name]) == pytest.approx(expected, abs=0.03)
+  passes = functools.partial(calibration.passes_rule, verify_fn=RULES[name])
+  found = alpha(verify_fn=RULES[name], share_fns=[passes])
+  assert found == pytest.approx(expected, abs=0.03)
   assert alpha() < expected - 0.05
-
-
-def test_more_than_one_token_at_a_time_is_refused():
-  with pytest.raises(ValueError, match='got 3'):
-    calibration.overlaps(
-      PARAMS,
-      jax.random.key(0),
-      [],
-      method=Method(target=TARGET, logits_to_probs=TO_PROBS, eos_id=-1),
-      drafters=[drafters.prompt_lookup(gamma=3, min_ngram=1)],
-      max_len=1,
-      num_tokens=1,
-    )
 
 
 def test_figures_of_rows_that_can_be_followed_by_hand():

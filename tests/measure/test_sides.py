@@ -69,7 +69,6 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
     key,
     prompt,
     drafters={gamma: drafter(gamma) for gamma in (1, 3)},
-    num_decodes=2,
     method=PLAIN,
     max_len=MAX_LEN,
   )

@@ -216,6 +216,7 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
+    ({'tree_seconds': (1.0,)}, 'tree_seconds needs 2 times, got 1'),
     ({'tree_nodes': (8, 8)}, r'tree_nodes.* \[8, 8\]'),
     ({'level_seconds': (0.1, -1.0)}, 'level_seconds must lie'),
   ],

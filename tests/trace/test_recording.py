@@ -219,8 +219,6 @@ def test_prompt_records():
   assert (second['row'], second['num_tokens']) == (7, 5)
   texts = recording.prompt_records(tiny.prompt(), tiny.pieces, ['a', 'b'])
   assert [record['text'] for record in texts] == ['a', 'b']
-  with pytest.raises(ValueError, match=r'1 texts.*2 rows'):
-    recording.prompt_records(tiny.prompt(), tiny.pieces, ['a'])
 
 
 def test_prompt_records_of_an_encoder():
@@ -235,8 +233,6 @@ def test_header_keeps_its_own_keys():
   header = recording.header(**names, device='cpu')
   assert header['version'] == recording.VERSION
   assert header['device'] == 'cpu'
-  with pytest.raises(ValueError, match='version'):
-    recording.header(**names, version=7)
 
 
 def _one_row():

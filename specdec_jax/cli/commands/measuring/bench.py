@@ -109,9 +109,6 @@ def _measure(
     # speedup is the fastest of all, such as bfloat16 for a float32 target.
     plain = candidates[decoder.model.dtype]
     fastest, tokens_per_second = sides_lib.fastest(candidates)
-    num_programs = benchmark.num_programs(
-      ways, 1 + (candidates[fastest] is not plain)
-    )
     # With exact bits, the tokens to compare are of plain decoding at one width.
     expected = None
     if decoder.exact_bits:
@@ -122,15 +119,14 @@ def _measure(
         max_len=placed.max_len,
       )
       expected = sides_lib.like(side, decoder.at(0).method)
-  with progress.bar('timing', num_programs * (repeats + 1)) as bar:
-    [figures] = benchmark.compare(
-      ways,
-      plain=plain,
-      baseline=candidates[fastest],
-      expected=expected,
-      repeats=repeats,
-      advance=bar.advance,
-    ).values()
+  [figures] = benchmark.compare(
+    ways,
+    plain=plain,
+    baseline=candidates[fastest],
+    expected=expected,
+    repeats=repeats,
+    title='timing',
+  ).values()
   return figures | {
     'baseline': f'autoregressive, {fastest}',
     'baseline_candidates_tokens_per_second': tokens_per_second,

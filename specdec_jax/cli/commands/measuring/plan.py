@@ -17,7 +17,6 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.files.paths import user_path
-from specdec_jax.launch import progress
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import presets
 from specdec_jax.theory import planner, tree_planner, trees
@@ -236,9 +235,7 @@ def _compile(args: argparse.Namespace) -> Figures:
     num_partitions=args.num_partitions
     or workloads.default_num_partitions(slice_, batch_size),
   )
-  num_parts = parts.num_parts(task, max_gamma)
-  with progress.bar('compiling', num_parts) as bar:
-    pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
+  pair = parts.pair_costs(task, max_gamma=max_gamma)
   # Such as 'target, 13 positions', 'drafter, first token', and of trees
   # 'target, tree of 12 nodes' and 'drafter, tree of 12 nodes, 4 deep'.
   programs = {
