@@ -10,7 +10,6 @@ import hashlib
 import json
 from typing import Any
 
-from specdec_jax.files.require import require
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -32,22 +31,13 @@ def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
 
 @functools.cache
 def _template() -> Any:
-  jinja2 = require('jinja2', extra='models', purpose='a page of a trace')
-  environment = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined
+  return wording.template(
+    'page.html',
+    as_read=recording.as_read,
+    digest=_digest,
+    facts=_facts,
+    number=_number,
   )
-  environment.filters |= {
-    'as_read': recording.as_read,
-    'count_of': wording.count,
-    'digest': _digest,
-    'facts': _facts,
-    'number': _number,
-    'ordinal': wording.ordinal,
-    'shown': wording.shown,
-    'summary_line': wording.summary_line,
-    'visible': lambda text, keep='': wording.visible(text, keep=keep),
-  }
-  return environment.from_string(wording.asset('page.html'))
 
 
 def _facts_of_header(header: Record) -> dict[str, str]:

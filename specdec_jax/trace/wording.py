@@ -2,8 +2,11 @@
 
 import functools
 import unicodedata
+from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
+from specdec_jax.files.require import require
 from specdec_jax.trace.recording import Record, Summary
 
 _EMPTY = '▯'
@@ -28,6 +31,24 @@ def asset(name: str) -> str:
   """Reads a file beside this one."""
   source = resources.files('specdec_jax.trace').joinpath(name)
   return source.read_text(encoding='utf-8')
+
+
+def template(name: str, **filters: Callable[..., object]) -> Any:
+  """Reads a template beside this one, which escapes every value and has the
+  filters below, and others; ImportError without jinja2."""
+  jinja2 = require('jinja2', extra='models', purpose='to draw a trace')
+  environment = jinja2.Environment(
+    autoescape=True, undefined=jinja2.StrictUndefined
+  )
+  environment.filters |= {
+    'count_of': count,
+    'ordinal': ordinal,
+    'shown': shown,
+    'summary_line': summary_line,
+    'visible': lambda text, keep='': visible(text, keep=keep),
+    **filters,
+  }
+  return environment.from_string(asset(name))
 
 
 def visible(text: str, *, keep: str = '') -> str:
