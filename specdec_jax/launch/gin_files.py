@@ -81,8 +81,8 @@ def reader(
     is_trusted = remote_imports or not is_in_bucket(path)
     if not is_trusted and re.search(r'^\s*(import|from)\b', text, re.MULTILINE):
       raise ValueError(
-        f'{path} imports modules, so that whoever can write there could run '
-        'code here: copy it to a disk, or add --gin_remote_imports'
+        f'{path} imports modules, by which whoever writes there runs code '
+        'here: copy it to a disk, or add --gin_remote_imports'
       )
     file = io.StringIO(dialect.translate(text))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.

@@ -3,7 +3,6 @@ gin (https://github.com/google/gin-config)."""
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -11,7 +10,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from specdec_jax.files.require import require
 from specdec_jax.launch import agreement, gin_files, gin_types
@@ -27,8 +26,7 @@ _REQUIRED = '%gin.REQUIRED'
 _MACRO = re.compile(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', re.MULTILINE)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Configuration:
+class Configuration(NamedTuple):
   """Gin files and bindings, in their order; where files are looked for; and
   the `dialect` of another project's users."""
 
@@ -50,9 +48,8 @@ def add_arguments(
     action='append',
     default=[],
     metavar='FILE',
-    help='a path, or the name of a file of this package, such as '
-    'runs/infer.gin; may be repeated; later files override earlier ones. It '
-    'can import and call any code, with --dry_run too',
+    help='a path, or a name such as runs/infer.gin; of several, later ones '
+    'override. It can import and call any code, with --dry_run too',
   )
   add(
     '--gin_remote_imports',
@@ -64,15 +61,13 @@ def add_arguments(
     action='append',
     default=[],
     metavar='NAME=VALUE',
-    help='one binding, after all files; --gin.NAME=VALUE is the same. Texts '
-    'are quoted: --gin.NAME=\'"text"\'',
+    help='after all files, as --gin.NAME=VALUE; of texts \'"text"\'',
   )
   add(
     '--gin_search_paths',
     default='.',
     metavar='DIR,...',
-    help='where --gin_file and includes are looked for after the working '
-    'directory and before the files of this package',
+    help='where gin files are looked for before those of this package',
   )
   listed = set()
   for file in files:
@@ -141,9 +136,9 @@ def call(
   try:
     configured = _import_gin().get_configurable(function)
   except ValueError as error:
+    name = function.__name__
     raise ValueError(
-      f'no gin file configures {function.__name__}: give --gin_file, such as '
-      f'runs/{function.__name__}.gin'
+      f'no gin file configures {name}: give --gin_file=runs/{name}.gin'
     ) from error
   try:
     return configured(**arguments)

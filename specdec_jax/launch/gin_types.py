@@ -8,17 +8,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_WORDS = {
-  bool: 'True or False',
-  float: 'a number',
-  int: 'an integer',
-  str: 'a text',
-}
-_OF_KINDS: dict[object, str] = {
-  collections.abc.Sequence: 'a list, each {}',
-  collections.abc.Mapping: 'a dictionary, each {}: {}',
-}
-
 
 def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
@@ -41,9 +30,8 @@ def check(
     if value is None or parameter is None:
       continue
     if not _fits(value, parameter.annotation):
-      raise ValueError(
-        f'gin: {name} is {value!r}, expected {_words(parameter.annotation)}'
-      )
+      expected = inspect.formatannotation(parameter.annotation)
+      raise ValueError(f'gin: {name} is {value!r}, expected {expected}')
 
 
 def _fits(value: object, annotation: Any) -> bool:
@@ -53,7 +41,7 @@ def _fits(value: object, annotation: Any) -> bool:
     return any(_fits(value, member) for member in args)
   if annotation is float:  # Not bool, which is an int.
     return type(value) in (int, float)
-  if annotation in _WORDS or annotation is types.NoneType:
+  if annotation in (bool, int, str, types.NoneType):
     return type(value) is annotation
   all_fit = lambda items, kind: all(_fits(item, kind) for item in items)
   if origin is collections.abc.Sequence:
@@ -63,14 +51,3 @@ def _fits(value: object, annotation: Any) -> bool:
       all_fit(value, args[0]) and all_fit(value.values(), args[1])
     )
   return origin is not collections.abc.Callable
-
-
-def _words(annotation: Any) -> str:
-  origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-  if origin in (types.UnionType, typing.Union):
-    members = (member for member in args if member is not types.NoneType)
-    return ' or '.join(map(_words, members))
-  if annotation in _WORDS:
-    return _WORDS[annotation]
-  kind = _OF_KINDS.get(origin)
-  return kind.format(*map(_words, args)) if kind else 'a reference, as @name'

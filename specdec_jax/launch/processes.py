@@ -8,7 +8,6 @@ import errno
 import functools
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,27 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--multiprocess',
     action='store_true',
-    help='join the other processes of this job; on a TPU slice or a cluster '
-    'jax finds them, elsewhere the next three say where they are',
+    help='join the other processes of this job, which jax finds on a TPU slice '
+    'or a cluster; elsewhere give the next three',
   )
   add(
     '--coordinator_address',
     metavar='HOST:PORT',
     type=_address,
-    help='where process 0 listens for the others: a free port of its host',
+    help='where process 0 listens: a free port of its host',
   )
   add(
-    '--process_count',
-    metavar='N',
-    type=numbers.positive_int,
-    help='how many processes the job has',
+    '--process_count', type=numbers.positive_int, help='how many this job has'
   )
-  add(
-    '--process_index',
-    metavar='I',
-    type=numbers.count,
-    help='which of them this one is, from 0',
-  )
+  add('--process_index', type=numbers.count, help='of this one, from 0')
 
 
 class Meeting(NamedTuple):
@@ -77,10 +68,7 @@ def given(args: argparse.Namespace) -> Meeting | None:
   meeting = Meeting(*(getattr(args, name) for name in Meeting._fields))
   num_given = sum(value is not None for value in meeting)
   if 0 < num_given < len(meeting):
-    raise ValueError(
-      '--coordinator_address, --process_count and --process_index belong '
-      'together'
-    )
+    raise ValueError(f'--{", --".join(Meeting._fields)} belong together')
   return meeting if num_given or args.multiprocess else None
 
 
@@ -93,9 +81,9 @@ def _address(text: str) -> str:
 
 @contextlib.contextmanager
 def joined(meeting: Meeting | None) -> Iterator[None]:
-  """Connects this process with the others, if any, while the block runs; a
-  ValueError if nobody answers. If the block fails, all end with the exit status
-  of the one that was first."""
+  """Connects this process with the others, if any, while the block runs; all
+  end with the exit status of the first whose block fails. ValueError if nobody
+  answers."""
   if meeting is None:
     yield
     return
@@ -136,13 +124,9 @@ def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
       continue
     if not ending.acquire(blocking=False):
       threading.Event().wait()
-    with contextlib.suppress(OSError):
-      print(
-        f'specdec: process {index} of this job has failed, and its own message '
-        'says why',
-        file=sys.stderr,
-        flush=True,
-      )
+    progress.say(
+      f'process {index} of this job has failed, and its own message says why'
+    )
     _leave()
     os._exit(int(status))
 
@@ -182,8 +166,7 @@ def _join(meeting: Meeting) -> None:
   except TimeoutError as error:
     raise ValueError(
       f'{others} and this process have not met{place} within {_JOIN_SECONDS} '
-      's: start all of them, each with the same address of process 0, which '
-      'their hosts can reach'
+      's: start all of them, each with an address of process 0 that it reaches'
     ) from error
   except (RuntimeError, ValueError) as error:
     raise ValueError(f'cannot join {others}{place}: {error}') from error
@@ -196,8 +179,7 @@ def _check_free(port: int) -> None:
   except OSError as error:
     if error.errno == errno.EADDRINUSE:
       raise ValueError(
-        f'--coordinator_address: port {port} of this host is taken, by an '
-        'earlier run perhaps: choose another'
+        f'--coordinator_address: port {port} of this host is taken'
       ) from error
 
 
@@ -258,8 +240,5 @@ def entered_by_first(
 def _text_of_first(text: str) -> str:
   """The first process's text, of up to `_MAX_TEXT` bytes, in all processes."""
   # Arrays alone can be sent, and only of a size that all know.
-  data = np.zeros(_MAX_TEXT, np.uint8)
-  encoded = np.frombuffer(text.encode(), np.uint8)
-  data[: encoded.size] = encoded
-  sent = multihost_utils.broadcast_one_to_all(data)
-  return bytes(sent).rstrip(b'\0').decode()
+  data = np.frombuffer(text.encode().ljust(_MAX_TEXT, b'\0'), np.uint8)
+  return array_of_first(data).tobytes().rstrip(b'\0').decode()

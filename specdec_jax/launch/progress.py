@@ -32,6 +32,13 @@ def is_watched() -> bool:
   return sys.stderr is not None and sys.stderr.isatty()
 
 
+def say(sentence: str) -> None:
+  """Prints a line on standard error, if anybody can read it."""
+  if sys.stderr is not None:
+    with contextlib.suppress(OSError):
+      print(f'specdec: {sentence}', file=sys.stderr, flush=True)
+
+
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
   """Returns a `rich` console; `color` is 'auto', 'always' or 'never'."""
   from rich.console import Console
@@ -45,17 +52,15 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
 
 
 def _period() -> float:
-  """Returns the seconds between two lines; ValueError if they are no number."""
+  """Returns the seconds between two lines, SPECDEC_PROGRESS in the environment
+  or 10; 0 is for never. ValueError if it is no number."""
   given = os.environ.get('SPECDEC_PROGRESS', '10')
   try:
     seconds = float(given)
   except ValueError:
     seconds = math.nan
   if not 0 <= seconds <= threading.TIMEOUT_MAX:
-    raise ValueError(
-      'SPECDEC_PROGRESS should be the seconds between two lines, or 0 for '
-      f'none, got {given!r}'
-    )
+    raise ValueError(f'SPECDEC_PROGRESS should be seconds, got {given!r}')
   return seconds or threading.TIMEOUT_MAX
 
 
@@ -63,28 +68,24 @@ def _period() -> float:
 def _lines(
   tell: Callable[[], str], first_after: float | None = None
 ) -> Iterator[None]:
-  """Prints what `tell` returns on standard error every few seconds while the
-  block runs: those of SPECDEC_PROGRESS in the environment, 0 for never, else
-  10; the first line after `first_after`, if that is not None."""
+  """Says what `tell` returns every few seconds while the block runs, see
+  `_period`; the first line after `first_after`, if that is not None."""
   every = _period()
   is_over = threading.Event()
 
   def work() -> None:
     pause = every if first_after is None else first_after
     while not is_over.wait(pause):
-      with contextlib.suppress(OSError):
-        print(f'specdec: {tell()}', file=sys.stderr, flush=True)
+      say(tell())
       pause = every
 
   thread = threading.Thread(target=work, daemon=True)
-  if sys.stderr is not None:
-    thread.start()
+  thread.start()
   try:
     yield
   finally:
     is_over.set()
-    if thread.ident is not None:
-      thread.join()
+    thread.join()
 
 
 @contextlib.contextmanager
@@ -104,27 +105,30 @@ def waiting(
     yield
 
 
-class _Counted:
-  """What a bar tells where there is no terminal."""
+@contextlib.contextmanager
+def _counted(message: str, total: float) -> Iterator[Bar]:
+  """Yields the bar where there is no terminal: lines of `_lines` say it."""
+  all_done = 0.0
+  # Of the last minute: what was done at once says little of the speed.
+  marks = collections.deque([(time.monotonic(), 0.0)], maxlen=7)
 
-  def __init__(self, message: str, total: float):
-    self.message, self.total, self.done = message, total, 0.0
-    # Of the last minute: what was done at once says little of the speed.
-    self.marks = collections.deque([(time.monotonic(), 0.0)], maxlen=7)
+  def advance(amount: float) -> None:
+    nonlocal all_done
+    all_done += amount
 
-  def advance(self, amount: float) -> None:
-    self.done += amount
-
-  def tell(self) -> str:
-    now, done = time.monotonic(), self.done
-    since, before = self.marks[0]
-    self.marks.append((now, done))
-    told = f'{self.message}: {done:.0f} of {self.total:.0f}'
+  def tell() -> str:
+    now, done = time.monotonic(), all_done
+    since, before = marks[0]
+    marks.append((now, done))
+    told = f'{message}: {done:.0f} of {total:.0f}'
     if done == before:
       return told
     # 20 in 10 seconds leave 15 for 30 more.
-    left = max(self.total - done, 0) * (now - since) / (done - before)
+    left = max(total - done, 0) * (now - since) / (done - before)
     return f'{told}, {datetime.timedelta(seconds=round(left))} left'
+
+  with _lines(tell):
+    yield Bar(advance, contextlib.nullcontext)
 
 
 @contextlib.contextmanager
@@ -135,9 +139,8 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     yield Bar(lambda amount: None, contextlib.nullcontext)
     return
   if not is_watched():
-    counted = _Counted(message, total)
-    with _lines(counted.tell):
-      yield Bar(counted.advance, contextlib.nullcontext)
+    with _counted(message, total) as counted:
+      yield counted
     return
   from rich import progress
 

@@ -285,10 +285,10 @@ def test_bad_input_is_one_sentence(folder, capsys):
   assert 'log_period must be at least 1, got 0' in complaint(
     '--gin.loop.Schedule.log_period=0'
   )
-  assert "TRAIN_STEPS is 'ten', expected an integer" in complaint(
+  assert "TRAIN_STEPS is 'ten', expected int" in complaint(
     '--gin.TRAIN_STEPS="ten"'
   )
-  assert "LEARNING_RATE is '0.1', expected a number" in complaint(
+  assert "LEARNING_RATE is '0.1', expected float" in complaint(
     '--gin.LEARNING_RATE="0.1"'
   )
   assert 'dropout_rate must be at least 0 and less than 1, got 2' in complaint(
