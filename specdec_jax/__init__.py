@@ -54,12 +54,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
   """Imports `load` and its companions when asked: they import every network."""
-  if name in ('Completion', 'generate', 'load', 'stream'):
-    from specdec_jax.assembly import api
+  if name in ('Completion', 'Conversation', 'generate', 'load', 'stream'):
+    from specdec_jax.assembly import api, conversation
 
-    return getattr(api, name)
-  if name == 'Conversation':
-    from specdec_jax.assembly import conversation
-
-    return conversation.Conversation
+    return getattr(conversation if name == 'Conversation' else api, name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -276,13 +276,11 @@ class LanguageModel(NamedTuple):
       entries `starts + offsets[:, i]` moves to `starts + i`, all of it read
       before any is written; lengths stay. `span`, static, is the number of
       entries among which they lie: of a tree, its nodes. A path becomes a run
-      of text so: `starts` is the entry after the root's, one more than
-      `lengths` before the call, and `offsets` are the path's nodes less 1;
-      beyond the path they may be anything, since the caller then rewinds to
-      what it keeps. What else a cache has of each token of the last call, as
-      features, moves along, and the root's stays in front. None: the model
-      takes no placements; with it, a cache has `capacity`, the S of a
-      placement.
+      of text so: `starts` is the entry after the root's, and `offsets` are the
+      path's nodes less 1; beyond the path they may be anything. What else a
+      cache has of each token of the last call, as features, moves along, and
+      the root's stays in front. None: the model takes no placements; with it, a
+      cache has `capacity`, the S of a placement.
   """
 
   init: Callable[[Arrays, Prompt, int], Arrays]

@@ -12,15 +12,8 @@ _BLOCK = 128
 
 
 def normalize(weights: Array, fallback: Array) -> Array:
-  """`weights` scaled to sum to one; a row without mass becomes `fallback`.
-
-  Args:
-    weights: float32 `[..., V]`, none negative.
-    fallback: float32 `[..., V]`, normalised.
-
-  Returns:
-    float32 `[..., V]`.
-  """
+  """`weights`, none negative, scaled to sum to one; a row without mass becomes
+  the normalised `fallback`. All are float32 `[..., V]`."""
   mass = jnp.sum(weights, axis=-1, keepdims=True)
   # `mass != 0`, not `mass > 0`: a NaN must stay one, to be seen and reported.
   has_mass = mass != 0
@@ -30,15 +23,8 @@ def normalize(weights: Array, fallback: Array) -> Array:
 def residual(p: Array, q: Array) -> Array:
   """norm(max(0, p - q)), from which corrections are drawn; p without mass.
 
-  p and q can only be equal up to rounding where nothing is rejected, so the
-  fallback is never far from the truth.
-
-  Args:
-    p: float32 `[..., V]`.
-    q: float32 `[..., V]`.
-
-  Returns:
-    float32 `[..., V]`.
+  All are float32 `[..., V]`. p and q can only be equal up to rounding where
+  nothing is rejected, so the fallback is never far from the truth.
   """
   return normalize(jnp.maximum(p - q, 0.0), p)
 

@@ -25,14 +25,9 @@ def threefry(keys: Array) -> Array:
 
   Threefry's own stay as they are. `rbg` makes, splits and folds its keys as
   threefry does, and holds the words of each twice: they become the key that
-  threefry has there. Keys of two different halves are folded into one.
-
-  Args:
-    keys: typed keys of any shape `[...]`, or raw ones: uint32, `[..., 2]` for
-      threefry and `[..., 4]` for the other kinds.
-
-  Raises:
-    ValueError: if they are no keys, or of a kind with other words.
+  threefry has there. Keys of two different halves are folded into one. Raw keys
+  are uint32, `[..., 2]` for threefry and `[..., 4]` for the other kinds;
+  ValueError for other words.
   """
   is_typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
   words = jax.random.key_data(keys) if is_typed else jnp.asarray(keys)
@@ -62,11 +57,7 @@ def _fold(first: Array, second: Array) -> Array:
 
 def row_keys(rng_key: Array, row_ids: Array) -> Array:
   """Keys `[B]` from one key of any kind and int32 row ids `[B]`; keys `[B]` are
-  the rows' own already.
-
-  Raises:
-    ValueError: if `rng_key` is neither one key nor one for each row.
-  """
+  the rows' own already. ValueError for another number of keys."""
   rng_key = threefry(rng_key)
   if rng_key.shape == row_ids.shape:
     return rng_key

@@ -35,18 +35,9 @@ def standardize(
   min-p, typical-p.
 
   The function that is returned takes logits `[..., V]`; those of rows, `[B,
-  ..., V]`, with a `Sampling` after them, whose values then count.
-
-  Args:
-    temperature: 0, which is greedy decoding, or at least `MIN_TEMPERATURE`.
-    top_k: None keeps all.
-    top_p: None keeps all.
-    min_p: None keeps all.
-    typical_p: None keeps all.
-    vocab_size: ids at or beyond it get probability zero; None: there are none.
-
-  Raises:
-    ValueError: if a value is out of its range.
+  ..., V]`, with a `Sampling` after them, whose values then count. Temperature 0
+  is greedy decoding; None keeps all. Ids at or beyond `vocab_size` get
+  probability zero. ValueError if a value is out of its range.
   """
   _check(temperature, top_k, top_p, min_p, typical_p)
   rule_out = lambda logits: logits
@@ -201,9 +192,8 @@ def _check(
 ) -> None:
   if temperature and not MIN_TEMPERATURE <= temperature < math.inf:
     raise ValueError(
-      f'temperature must be finite and at least {MIN_TEMPERATURE:g}, since '
-      f'logits divided by less overflow, or 0, which is greedy: got '
-      f'{temperature}'
+      f'temperature must be finite and at least {MIN_TEMPERATURE:g}, or 0, '
+      f'which is greedy: got {temperature}'
     )
   is_count = top_k is None or isinstance(top_k, numbers.Integral)
   if not is_count or (top_k is not None and top_k < 1):

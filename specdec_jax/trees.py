@@ -70,15 +70,9 @@ def ancestors(tree: Tree) -> np.ndarray:
 def placement(
   tree: Tree, nodes: range, starts: Array, capacity: int
 ) -> Placement:
-  """Of consecutive nodes, in a cache whose entry `starts[b]` is the root's and
-  which holds the nodes before them.
-
-  Args:
-    tree: the tree.
-    nodes: the T nodes of the call, which are written at `starts + nodes`.
-    starts: int32 `[B]`, the root's entry and its position.
-    capacity: S, of the cache.
-  """
+  """Of T consecutive nodes, which are written at `starts + nodes` in a cache of
+  S entries (`capacity`) that holds the nodes before them; int32 `starts[b]` is
+  the root's entry and its position."""
   by_depth = depths(tree)
   entries = jnp.arange(capacity, dtype=jnp.int32)[None, :]
   # The node that an entry holds: below 0 it is text before the root. What is

@@ -16,10 +16,8 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
   The lock is the kernel's (`flock`) on an open file, which is removed at the
   end: a process that is killed leaves at most the file, which locks nobody out.
   A bucket has no locks that die with a process, and the block runs at once: two
-  processes have to write the same objects there, each of them whole.
-
-  Raises ValueError, with `what` is written and by whom, if another process is
-  in it, and OSError if the file cannot be made or locked.
+  processes have to write the same objects there, each of them whole. Raises
+  ValueError, with `what` is written and by whom, if another process is in it.
   """
   lock = user_path(lock)
   if is_in_bucket(lock):
@@ -49,10 +47,7 @@ def _locked(lock: Path, what: object) -> IO[str]:
       except BlockingIOError as error:
         file.seek(0)
         owner = file.read() or 'another process'
-        raise ValueError(
-          f'{owner} is writing {what}: wait for it, stop it, or choose another '
-          'place'
-        ) from error
+        raise ValueError(f'{owner} is writing {what}') from error
       # Between opening and locking it, its owner may have removed it, and
       # somebody made another.
       with contextlib.suppress(FileNotFoundError):

@@ -40,16 +40,12 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return buckets.BucketPath(text)
   if _ELSEWHERE.match(text):
     raise ValueError(
-      f'{path} is neither on a local disk nor in a bucket of gs://, in small '
-      'letters: copy it to one of them'
+      f'{path} is neither on a local disk nor in a bucket of gs://'
     )
   try:
     return Path(path).expanduser()
   except RuntimeError as error:
-    raise ValueError(
-      f'{path}: no home folder of that name is known; give the whole path of a '
-      'file that is called so'
-    ) from error
+    raise ValueError(f'{path}: no home folder of that name is known') from error
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -57,8 +53,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
   ValueError if it is of one."""
   if is_in_bucket(path) or _BUCKET.match(str(path)):
     raise ValueError(
-      f'{path} is not on a local disk: give a local path, and copy from it or '
-      'to it (gcloud storage cp -r)'
+      f'{path} is not on a local disk: copy it (gcloud storage cp -r)'
     )
   return user_path(path)
 

@@ -36,15 +36,14 @@ def file(
   on_failure: Callable[[Path], None] | None = None,
 ) -> Iterator[Path]:
   """Yields where to write a file, on a local disk, which gets the name `path`
-  at the end.
+  at the end, flushed to the disk. A link stays a link, and a file that is
+  replaced hands on its mode.
 
-  It is flushed to the disk first. A link stays a link, and a file that is
-  replaced hands on its mode. A killed process leaves `path.partial-*` behind,
-  or, for one of a bucket, a temporary folder. If the work fails, what was
-  written is removed, or left and told to `on_failure`.
-
-  Raises ValueError if the file cannot be written; with `on_failure` OSError,
-  since who keeps parts of a file writes elsewhere meanwhile.
+  A killed process leaves `path.partial-*` behind, or, for one of a bucket, a
+  temporary folder. If the work fails, what was written is removed, or left and
+  told to `on_failure`. Raises ValueError if the file cannot be written; with
+  `on_failure` OSError, since who keeps parts of a file writes elsewhere
+  meanwhile.
   """
   path = user_path(path)
   if is_in_bucket(path):
@@ -112,18 +111,15 @@ def local_file(path: Path) -> Iterator[Path]:
 def new_folder(
   final: str | os.PathLike[str], *, overwrite: bool = False
 ) -> Iterator[Path]:
-  """Yields a new folder beside `final`, which gets that name at the end.
+  """Yields a new folder beside `final`, which gets that name at the end, with
+  all folders above it. If the work fails or is interrupted, `final` is as
+  before. ValueError if it is there, unless `overwrite`; an OSError that names
+  it if it cannot be written.
 
-  If the work fails or is interrupted, `final` is as before. A killed process
-  leaves a folder `final.tmp-PID`, which T5X's and our readers know for an
-  unfinished one. Folders above `final` are made.
-
-  In a bucket it yields `final` itself, after what was there is removed: the
-  block has to write last that by which readers know a whole one. A killed
-  process leaves a folder that `is_begun`, and that is replaced.
-
-  Raises ValueError if there is a folder of that name, unless `overwrite`, and
-  an OSError that names `final` if it cannot be written.
+  A killed process leaves `final.tmp-PID`, which T5X's and our readers know for
+  an unfinished one; in a bucket, a folder that `is_begun`, and that is
+  replaced. There it yields `final` itself, emptied: the block has to write last
+  that by which readers know a whole one.
   """
   final = user_path(final)
   if final.exists() and not overwrite and not is_begun(final):
@@ -219,6 +215,5 @@ def _explained(path: str | os.PathLike[str], begun: Path) -> Iterator[None]:
     if not str(error.filename or begun).startswith(str(begun)):
       raise
     raise ValueError(
-      f'cannot write {path}: {error.strerror or error}; what was there is '
-      'unchanged'
+      f'cannot write {path}: {error.strerror or error}'
     ) from error
