@@ -87,11 +87,6 @@ class Gammas:
       return None
     return self.turn * trials.num_turns(self.job.decoder.tried_gammas)
 
-  @property
-  def sentence(self) -> str:
-    """What there is to say of a choice; empty before it is made."""
-    return '' if self.is_open or not self.choice else self.choice.sentence
-
   def choose(
     self, decode: Callable[[int], Sequence[trials.Visit]]
   ) -> ChosenGamma | None:
@@ -133,9 +128,7 @@ def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   least = trials.NUM_BATCHES * batch_examples if batch_examples > 1 else 0
   begun = dataclasses.replace(begun, is_long=True)
   is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
-  known = None
-  if processes.is_first():
-    known = trials.recall(_where(job))
+  known = trials.recall(_where(job)) if processes.is_first() else None
   # Of a choice the other processes need the gamma alone; -1 is none.
   gamma = processes.number_of_first(-1 if known is None else known.gamma)
   if known is None and gamma >= 0:
@@ -150,7 +143,7 @@ def _where(job: Job) -> dict[str, str]:
   return auto_gamma.where(job.decoder, size, mesh.size, 'refilled')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Chunk:
   """Some examples in a row, and their digest, see `examples.digest`."""
 
@@ -214,16 +207,12 @@ def compile_for(loaded: Loaded, gamma: int | None) -> strategies.Decode:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoded:
-  """The lines of a chunk, in order, and the time of each of its parts; and the
-  gamma of the rest of it, and of all that follow."""
+  """The lines of a chunk, in order, and its time; and the gamma of the rest of
+  it, and of all that follow."""
 
   lines: list[Record]
-  parts: list[decode_many.Timed]
+  timed: decode_many.Timed
   choice: ChosenGamma | None
-
-  @property
-  def timed(self) -> decode_many.Timed:
-    return decode_many.together(self.parts)
 
 
 def decode(
@@ -262,11 +251,10 @@ def decode(
       decode_next(chosen, len(left))
   # Row i of S samples is decoded as rows i S .. i S + S - 1.
   record = strategies.of(job).record
-  of_row = lambda row: [
-    outputs[sample.index] for sample in examples.sampled([row], num_samples)
-  ]
-  lines = [record(row, of_row(row), job) for row in rows]
-  return Decoded(lines=lines, parts=parts, choice=choice)
+  at = lambda row: range(row.index * num_samples, (row.index + 1) * num_samples)
+  lines = [record(row, [outputs[i] for i in at(row)], job) for row in rows]
+  timed = decode_many.together(parts)
+  return Decoded(lines=lines, timed=timed, choice=choice)
 
 
 def _decode_part(
@@ -287,9 +275,7 @@ def _decode_part(
     bar.advance(1)
   seconds = time.perf_counter() - started
   counts = metrics.joined([outputs[row.index].statistics for row in part])
-  timed = decode_many.Timed(
-    statistics=counts, utilisation=used, seconds=seconds
-  )
+  timed = decode_many.Timed(counts, used, seconds)
   visit = trials.Visit(
     gamma=gamma or 0,
     statistics=counts,

@@ -27,9 +27,8 @@ _Example = TypeVar('_Example')
 class Utilisation:
   """How well the B rows were used; counts up while decoding goes on.
 
-  Attributes:
-    num_iterations: of the loop, each with a target run of the whole batch.
-    num_row_runs: target runs that rows took part in.
+  Each iteration is a target run of the whole batch, in which as many rows took
+  part as `num_row_runs` counts.
   """
 
   num_rows: int
@@ -51,7 +50,7 @@ class Utilisation:
     return self.num_row_runs / total if total else float('nan')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Timed:
   """One chunk, or several together: counters of every row, use of the batch,
   and seconds of decoding, without loading and compiling."""
@@ -81,9 +80,9 @@ def together(chunks: Sequence[Timed]) -> Timed:
   added = {name: sum(each[name] for each in used) for name in used[0]}
   added['num_rows'] = used[0]['num_rows']
   return Timed(
-    statistics=metrics.joined([chunk.statistics for chunk in chunks]),
-    utilisation=Utilisation(**added),
-    seconds=sum(chunk.seconds for chunk in chunks),
+    metrics.joined([chunk.statistics for chunk in chunks]),
+    Utilisation(**added),
+    sum(chunk.seconds for chunk in chunks),
   )
 
 
@@ -106,15 +105,13 @@ def decode(
   utilisation: Utilisation,
   keep: Callable[[DecodeState, int], Any] = lambda state, row: None,
 ) -> Iterator[tuple[_Example, DecodeOutput, Any]]:
-  """Decodes examples; they come as rows finish, each with its output of one
-  row, of numpy arrays, and what `keep` makes of it.
+  """Decodes examples, which are read as rows become free; they come as rows
+  finish, each with its output of one row, of numpy arrays, and what `keep`
+  makes of it.
 
   Args:
-    programs: of `Program.refill`.
-    examples: read as rows become free.
     pack: from N examples, None for a row that stays empty, to their prompt. The
       row ids should name the examples, so that results depend on no neighbour.
-    utilisation: counts up.
     keep: given the state, of all rows, and the number of a row that is done, to
       read what is no part of the output.
   """

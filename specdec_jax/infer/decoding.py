@@ -35,8 +35,6 @@ class Decoding(Options):
   Attributes:
     make_drafter: gives the drafter, of `assembly.drafters`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
-    temperature: as `top_k` and all others of `assembly.sampling.Options`, of
-      which `processing.Processing` lists those that heed the text before.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
@@ -47,14 +45,12 @@ class Decoding(Options):
     draft_width: nodes of a level that a draft model drafts for a beam search;
       None for twice `num_decodes`.
     alpha: of the brevity penalty of beam search; None for 0.6.
-    exact_bits: whether greedy text has plain decoding's bits whatever is
-      drafted, see `api.load`; of that one, `make_drafter` is `NoDrafter` with
-      the same gamma.
+    exact_bits: see `api.load`; plain decoding of the same bits is `NoDrafter`
+      with the same gamma.
     return_all_decodes: whether all beams are written, the best last, or the
       best alone.
     verify_fn: a rule of your own, in place of `make_rule`.
-    rule_temperature: of the target's distributions that `verify_fn` sees, if
-      another than that of the sampling.
+    rule_temperature: of the target, as `verify_fn` sees it, if another.
   """
 
   make_drafter: Callable[[], DrafterChoice] = NoDrafter
@@ -137,16 +133,9 @@ class Decoding(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """Everything about a decode but its weights and its examples.
-
-  Attributes:
-    decoder: its params are shapes.
-    decoding: what gin binds.
-    inputs_length: most tokens of an input.
-    targets_length: most new tokens.
-    mode: of `MODES`, T5X's.
-    mesh: the devices that share every batch.
-  """
+  """Everything about a decode but its weights, of which the decoder has shapes,
+  and its examples. The lengths are the most tokens of an input, and of new
+  ones; the mode is of `MODES`; the devices of the mesh share every batch."""
 
   decoder: Decoder
   decoding: Decoding

@@ -18,13 +18,9 @@ from specdec_jax.text.vocabulary_files import AnyVocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """An example in tokens.
-
-  Attributes:
-    index: of the example in its task; it names the row's random stream.
-    ids: its input tokens, without the last `num_cut` if they were too long.
-    targets: the tokens to be scored, none unless the layout says so.
-  """
+  """An example in tokens: its input without the last `num_cut` if that was too
+  long, and what is to be scored, if the layout says so. The index is that in
+  the task, and names the row's random stream."""
 
   index: int
   example: Example
@@ -93,9 +89,8 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
     ids = tuple(layout.vocabulary.encode_chat(messages, tools))
   elif ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
-    ids = tuple(
-      layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
-    )
+    found = layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
+    ids = tuple(found)
   # A decoder would go on after its EOS; an encoder is trained with it.
   elif not layout.is_encoder_decoder and ids and ids[-1] in eos_ids:
     ids = ids[:-1]

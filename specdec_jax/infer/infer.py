@@ -1,15 +1,9 @@
-"""Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
-
-Flags, macros and output files are those of `t5x.infer`. The gin file
-`runs/infer.gin` binds the arguments of `infer`; a run that was killed goes on
-where it was when it is started again, and gives the same bytes.
-"""
+"""What `specdec infer` runs: a task in chunks, each decoded once."""
 
 import contextlib
 import dataclasses
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -33,7 +27,7 @@ from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.chunks import Gammas
 from specdec_jax.infer.decoding import Decoding, Job
 from specdec_jax.infer.marks import Counts, Mark
-from specdec_jax.launch import agreement, processes
+from specdec_jax.launch import agreement, processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text.tasks import Task
 
@@ -73,7 +67,11 @@ def infer(
     settings: gives what results depend on, by name, for a restart to compare.
     operative_config: gives the text of `config.gin`.
   """
-  _check_arguments(checkpoint_period, shard_id, num_shards, profile_dir)
+  running.check_count('infer.checkpoint_period', checkpoint_period)
+  if not 0 <= shard_id < num_shards <= 99_999:
+    raise ValueError(f'shard_id {shard_id} is not one of {num_shards} shards')
+  if profile_dir is not None and local_path(profile_dir).is_file():
+    raise ValueError(f'--profile {profile_dir} is a file: name a folder')
   mesh, folder = make_mesh(), user_path(output_dir)
   with jax.set_mesh(mesh):
     examples.check_lengths(models.read_config(model), task_feature_lengths)
@@ -116,23 +114,6 @@ def _advise(job: Job, task: Task) -> None:
       )
 
 
-def _check_arguments(
-  checkpoint_period: int,
-  shard_id: int,
-  num_shards: int,
-  profile_dir: str | None,
-) -> None:
-  """Raises ValueError for arguments that nothing can be done with."""
-  running.check_count('infer.checkpoint_period', checkpoint_period)
-  if not 0 <= shard_id < num_shards <= 99_999:
-    raise ValueError(
-      f'shard_id {shard_id} is not one of {num_shards} shards, which count '
-      'from 0'
-    )
-  if profile_dir is not None and local_path(profile_dir).is_file():
-    raise ValueError(f'--profile {profile_dir} is a file: name a folder')
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
   """One shard of a task, and how it is decoded."""
@@ -162,24 +143,23 @@ def _decode_shard(run: _Run) -> int:
   """Decodes a shard as its only writer, unless it is complete already."""
   # Digests of the weights are among them: each host may have its own copy.
   agreement.check_everywhere(run.settings)
+  path = run.shard.path
+
+  def is_complete() -> bool:
+    if (mark := output.begin(run.shard, run.settings)) is None:
+      return False
+    digest = examples.digest(run.rows())
+    output.check_examples(path, mark, digest, place=path)
+    return True
+
   # The first process holds the lock; the others wait for what it finds.
   with contextlib.ExitStack() as stack:
     stack.enter_context(strategies.running_out_explained(run.job))
-    only_writer = output.only_writer(run.shard.path)
-    processes.ask_first(lambda: stack.enter_context(only_writer))
-    if processes.ask_first(lambda: _is_complete(run)):
-      _say(f'{run.shard.path} is complete already')
+    processes.ask_first(lambda: stack.enter_context(output.only_writer(path)))
+    if processes.ask_first(is_complete):
+      _say(f'{path} is complete already')
       return 0
     return _decode_chunks(run)
-
-
-def _is_complete(run: _Run) -> bool:
-  """Opens the shard; whether it is complete, and of the same examples."""
-  if (mark := output.begin(run.shard, run.settings)) is None:
-    return False
-  path, digest = run.shard.path, examples.digest(run.rows())
-  output.check_examples(path, mark, digest, place=path)
-  return True
 
 
 def _decode_chunks(run: _Run) -> int:
@@ -221,7 +201,7 @@ def _decode_chunks(run: _Run) -> int:
         tokens = text_pool.joined(tokens, texts)
       if gammas.is_open:
         gammas = gammas.settle(mark.gamma if mark else None)
-        _say(gammas.sentence)
+        _say(gammas.choice.sentence if gammas.choice else '')
       # Counts of chunks that an earlier run made are in their marks.
       if mark:  # Of the first process alone.
         total += mark.counts
@@ -241,8 +221,8 @@ def _find(
     mark = output.chunk_mark(run.shard, chunk.index, chunk.digest)
     if mark and gammas.is_open and mark.gamma is None:
       raise ValueError(
-        f'{run.shard.chunk_folder} does not say which gamma was chosen: remove '
-        'it, or choose another folder'
+        f'{run.shard.chunk_folder} does not say which gamma was chosen: '
+        'remove it'
       )
     return mark
 
@@ -336,4 +316,4 @@ def _report(
 def _say(line: str) -> None:
   """Prints a line on standard error, once for all processes."""
   if line and processes.is_first():
-    print(f'specdec: {line}', file=sys.stderr, flush=True)
+    progress.say(line)

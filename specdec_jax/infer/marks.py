@@ -112,9 +112,8 @@ def check_whole(path: Path, mark: Mark) -> None:
   if (found := num_lines(path)) != mark.counts.examples:
     lines = 'no file' if found is None else f'{found} lines'
     raise ValueError(
-      f'{path}: there should be {mark.counts.examples} lines, as '
-      f'{path_of(path).name} says, and there is {lines}: remove '
-      f'{path_of(path)}, and give the command again'
+      f'{path}: there should be {mark.counts.examples} lines, and there is '
+      f'{lines}: remove {path_of(path)}, and give the command again'
     )
 
 

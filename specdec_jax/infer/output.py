@@ -91,8 +91,7 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
       _check_stored(shard, settings)
     elif has_results:
       raise ValueError(
-        f'{shard.chunk_folder} has results, but no {_SETTINGS} that says of '
-        'what: remove it, or choose another folder'
+        f'{shard.chunk_folder} has results, but no {_SETTINGS}: remove it'
       )
   except OSError as error:
     raise _cannot_write(shard.folder, error) from error
@@ -111,8 +110,8 @@ def check_examples(
   """Raises, with what to remove, if a file is of other examples."""
   if mark.examples_digest != examples_digest:
     raise ValueError(
-      f'{path} was made of other examples: the task has changed since; choose '
-      f'another folder, or remove {place}'
+      f'{path} was made of other examples: choose another folder, or remove '
+      f'{place}'
     )
 
 
@@ -227,8 +226,7 @@ def finish(
       # A chunk of another run may have taken this name in between.
       if chunk.settings_digest != own:
         raise ValueError(
-          f'{path} is of other settings: remove {shard.chunk_folder}, and give '
-          'the command again'
+          f'{path} is of other settings: remove {shard.chunk_folder}'
         )
       digests.append(chunk.examples_digest)
       file.write(path.read_bytes())

@@ -18,11 +18,7 @@ _ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
   """Corpus BLEU by sacrebleu, with international tokenisation: `bleu`.
-
-  Raises:
-    ValueError: if there are none, or not as many of both.
-    ImportError: if sacrebleu is not installed.
-  """
+  ValueError if there are none, or not as many of both."""
   _check(targets, predictions)
   sacrebleu = require('sacrebleu', extra='eval', purpose='BLEU')
   score = sacrebleu.corpus_bleu(
@@ -74,6 +70,5 @@ METRICS: Mapping[str, MetricFn] = {
 def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
   if len(targets) != len(predictions) or not targets:
     raise ValueError(
-      f'{len(targets)} targets and {len(predictions)} predictions cannot be '
-      'compared'
+      f'{len(targets)} targets and {len(predictions)} predictions'
     )

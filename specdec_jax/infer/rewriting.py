@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,13 +43,9 @@ class Writing:
   """What the texts depend on.
 
   Attributes:
-    prompts: in any order.
-    chat: applies the chat template to them, after the message of `system`,
-      if any.
-    max_new_tokens: of a text; one without an end by then stays without.
+    chat: applies the chat template to prompts, after the message of `system`.
     temperatures: part i is written at temperature i modulo their number.
     layers: whose inputs are kept, see `models.taps`; None for none.
-    batch_size: rows decoded at once.
     part_size: texts of a part, at most, which a restart does not repeat.
     seed: of the draws, and of the order of prompts.
   """
@@ -65,12 +61,11 @@ class Writing:
   seed: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
   """Prompts of about one length, written at one temperature."""
 
-  rows: list[Row]
   width: int
+  rows: list[Row]
   temperature: float
 
 
@@ -121,15 +116,14 @@ def _check(decoder: Decoder, writing: Writing) -> None:
   """Raises ValueError for settings with which nothing can be written."""
   for name in ('max_new_tokens', 'batch_size', 'part_size'):
     running.check_count(name, getattr(writing, name))
+  running.check_seed(writing.seed)
   if writing.system is not None and not writing.chat:
     raise ValueError('system is for chat, which is not given')
   if not writing.temperatures:
     raise ValueError('no temperature is given')
   if families.has_encoder(decoder.config):
-    raise ValueError(
-      f'{decoder.model.checkpoint} is an encoder-decoder, which continues no '
-      'prompts: specdec data rewrite is for it'
-    )
+    name = decoder.model.checkpoint
+    raise ValueError(f'specdec data rewrite is for {name}, an encoder-decoder')
   if writing.layers is not None:
     eagle.check_target(decoder.model.checkpoint, decoder.config)
     taps.check(families.network(decoder.config), writing.layers)
@@ -173,10 +167,10 @@ def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
     for width, members in sorted(by_width.items())
     for first in range(0, len(members), writing.part_size)
   ]
-  order = generator.permutation(len(groups))
+  order = generator.permutation(len(groups)).tolist()
   in_turn = itertools.cycle(writing.temperatures)
   return [
-    _Part(rows=groups[at][1], width=groups[at][0], temperature=temperature)
+    _Part(groups[at][0], groups[at][1], temperature)
     for at, temperature in zip(order, in_turn, strict=False)
   ]
 
@@ -256,10 +250,7 @@ def _join(
   found: dict[int, tuple[np.ndarray, ...]] = {}
   for row, output, kept in written:
     if output.has_nan[0]:
-      raise ValueError(
-        f'the logits of {decoder.model.checkpoint} after prompt '
-        f'{row.index + 1} are NaN'
-      )
+      raise ValueError(f'the logits after prompt {row.index + 1} are NaN')
     length = int(output.lengths[0])
     own = [np.asarray(x[0, :length]) for x in (output.tokens, output.log_probs)]
     if writing.layers is not None:

@@ -38,14 +38,9 @@ Decode = Callable[
 
 
 class Strategy(NamedTuple):
-  """A way to treat examples.
-
-  Attributes:
-    init: `(params, prompt, job)`: the caches, to tell their sizes.
-    compile: `(job, params)`: compiles for them, and runs once.
-    record: `(row, outputs, job)`: the line of an example, of the outputs of its
-      rows.
-  """
+  """A way to treat examples: what makes the caches, to tell their sizes, what
+  compiles, and runs once, and what makes the line of an example of the outputs
+  of its rows."""
 
   init: Callable[[Params, Prompt, Job], Arrays]
   compile: Callable[[Job, Params], Decode]
@@ -295,7 +290,6 @@ def running_out_explained(job: Job) -> Iterator[None]:
     raise ValueError(
       f'out of memory: of the bytes{has} that a device has, the weights take '
       f'{target + drafter:,} and the caches of Decoding.batch_size '
-      f'{job.decoding.batch_size:,} take {state:,}, before what is computed: '
-      'lower Decoding.batch_size or TASK_FEATURE_LENGTHS, or raise '
-      'device_mesh.num_partitions'
+      f'{job.decoding.batch_size:,} take {state:,}: lower that or '
+      'TASK_FEATURE_LENGTHS, or raise device_mesh.num_partitions'
     ) from error
