@@ -42,14 +42,7 @@ class Choices:
 
   def build(self) -> decoder.Decoder:
     """Reads the models; see `decoder.build`."""
-    return decoder.build(
-      self.model,
-      drafter=self.drafter,
-      rule=self.rule,
-      sampling=self.sampling,
-      exact_bits=self.exact_bits,
-      waiting=progress.waiting,
-    )
+    return decoder.build(**vars(self), waiting=progress.waiting)
 
 
 def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
@@ -131,12 +124,10 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
 def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   """Makes the fields of a drafter whose gamma varies."""
   name = args.adaptive
-  for flag, users in (
-    ('min_prob', options.ADAPTIVE),
-    ('draft_cost', ('estimate',)),
-  ):
-    if getattr(args, flag) is not None and name not in users:
-      raise ValueError(f'--{flag} is for --adaptive {" or ".join(users)}')
+  users = {'min_prob': options.ADAPTIVE, 'draft_cost': ('estimate',)}
+  for flag, names in users.items():
+    if getattr(args, flag) is not None and name not in names:
+      raise ValueError(f'--{flag} is for --adaptive {" or ".join(names)}')
   if name is None:
     return {}
   kinds = [kind for kind, choice in DRAFTERS.items() if has_schedule(choice)]
@@ -145,35 +136,24 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
       f'--adaptive is for --drafter {" or ".join(kinds)}, not {drafter}'
     )
   if name == 'estimate' and args.draft_cost is None:
-    raise ValueError(
-      '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
-      'measures as c'
-    )
+    raise ValueError('--adaptive estimate needs --draft_cost, of calibrate')
   # The other two decide by what was accepted, and doubt nothing by default.
-  min_prob = args.min_prob
-  if min_prob is None:
-    min_prob = options.MIN_PROB if name == 'threshold' else 0.0
-  limits = {
-    'threshold': schedules.fixed,
-    'heuristic': schedules.heuristic,
-    # Only where it is asked for: --draft_cost is None otherwise.
-    'estimate': lambda: schedules.running_alpha(c=args.draft_cost),
-  }
-  return {'schedule': limits[name](), 'min_prob': min_prob}
+  schedule, min_prob = schedules.fixed(), options.MIN_PROB
+  if name == 'heuristic':
+    schedule, min_prob = schedules.heuristic(), 0.0
+  elif name == 'estimate':
+    schedule, min_prob = schedules.running_alpha(c=args.draft_cost), 0.0
+  if args.min_prob is not None:
+    min_prob = args.min_prob
+  return {'schedule': schedule, 'min_prob': min_prob}
 
 
 def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Makes the settings of a decode."""
-  stop = getattr(args, 'stop', None) or ()
   # How is said by the decoder's sampling, of the same flags.
-  usual = dict.fromkeys(field_names(Sampling))
-  return named(
-    running.DecodeSettings,
-    args,
-    stop=stop,
-    call=progress.interruptible,
-    **usual,
-  )
+  own = dict.fromkeys(field_names(Sampling))
+  own |= {'stop': getattr(args, 'stop', None) or ()}
+  return named(running.DecodeSettings, args, call=progress.interruptible, **own)
 
 
 def prepared(
@@ -187,12 +167,9 @@ def prepared(
 
   With `num_samples`, rows per prompt, a batch has no more rows than there are,
   and lines of the prompts may have settings of their own; without, it has as
-  many as were asked for, and lines may not. `trace` is
-  written like --json.
-
-  Raises:
-    ValueError: as `decoder.build` and `packing.pack`, if there are fewer
-      devices, or an output cannot be written.
+  many as were asked for, and lines may not. `trace` is written like --json.
+  Raises ValueError as `decoder.build` and `packing.pack`, if there are fewer
+  devices, or an output cannot be written.
   """
   read = ('prompts', 'ngram_text', 'suffix_text')
   outputs.check(
@@ -206,8 +183,7 @@ def prepared(
     for line in lines:
       if given := [name for name in running.OF_TEXTS if name in line.fields]:
         raise ValueError(
-          f'{line.place}: {given[0]} of one line is for generate; here a flag '
-          'says it of all'
+          f'{line.place}: {given[0]} of one line is for generate alone'
         )
   else:
     own = [_fields(line, how, chosen.sampling, num_samples) for line in lines]
@@ -234,10 +210,8 @@ def _fields(
   known = running.OF_TEXTS
   if unknown := [x for x in line.fields if x not in (*known, *_LABELS)]:
     raise ValueError(
-      f'{line.place}: no setting is called {unknown[0]!r}; beside the '
-      f'prompt, a line may have {", ".join(known)}, and the labels '
-      f'{" and ".join(_LABELS)}'
-      f'{did_you_mean(unknown[0], known)}'
+      f'{line.place}: no setting is called {unknown[0]!r}; a line may have '
+      f'{", ".join((*known, *_LABELS))}{did_you_mean(unknown[0], known)}'
     )
   own = {x: line.fields[x] for x in known if line.fields.get(x) is not None}
   try:
@@ -246,8 +220,7 @@ def _fields(
     raise ValueError(f'{line.place}: {error}') from error
   if num_samples > 1 and made.is_greedy:
     raise ValueError(
-      f'{line.place}: --num_return_sequences {num_samples} at temperature 0, '
-      'which is greedy, gives one text so many times: give a temperature above '
-      '0'
+      f'{line.place}: --num_return_sequences {num_samples} at temperature 0 '
+      'gives one text so many times'
     )
   return own

@@ -1,7 +1,6 @@
 """`specdec` and its subcommands."""
 
 import argparse
-import contextlib
 import importlib
 import io
 import logging
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.flush()
     return status
   except KeyboardInterrupt:
-    _complain('interrupted')
+    progress.say('interrupted')
     progress.leave_unfinished_work(failures.EXIT_INTERRUPTED)
     return failures.EXIT_INTERRUPTED
   except SystemExit:  # So rich answers a broken pipe.
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sentence, status = failures.explain(error)
     if _drop_output() and not getattr(error, 'filename', None):
       sentence = f'standard output: {sentence}'
-    _complain(f'error: {sentence}')
+    progress.say(f'error: {sentence}')
     progress.leave_unfinished_work(status)
     return status
 
@@ -148,13 +147,8 @@ def _drop_output() -> bool:
     return True
 
 
-def _complain(sentence: str) -> None:
-  with contextlib.suppress(OSError):
-    print(f'specdec: {sentence}', file=sys.stderr, flush=True)
-
-
 class _Complaints(logging.Handler):
   """Prints warnings of the library as lines of this command."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    _complain(record.getMessage())
+    progress.say(record.getMessage())

@@ -8,7 +8,7 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.launch.numbers import cost, number, positive_int, share
+from specdec_jax.launch.numbers import cost, positive_int, share
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models.presets import DTYPES
 
@@ -17,11 +17,36 @@ Group = argparse._ArgumentGroup
 DEFAULT_MODEL = 'smollm2-135m'
 # Drafted tokens at most, where gamma is neither said nor chosen.
 GAMMA = 8
+SIZES = 'of a T5X checkpoint: a name such as t5_1_1_small, or a model.json'
 # Arguments of `--dtype`.
 DTYPE: Mapping[str, Any] = {'choices': DTYPES, 'default': 'float32'}
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 # Below which --adaptive threshold ends a draft.
 MIN_PROB = 0.4
+# Flags that several commands have.
+_SHARED: Mapping[str, Mapping[str, Any]] = {
+  'weights': {
+    'metavar': 'INT',
+    'help': 'int8, int4, or int4:64 with a scale for each 64 weights: how the '
+    "target's matrices are kept (default: in --dtype)",
+  },
+  'exact_bits': {
+    'action': 'store_true',
+    'help': 'call the target at one width, so that greedy text is that of '
+    '--drafter none with the same flags, in bfloat16 too',
+  },
+  'forget': {
+    'action': 'store_true',
+    'help': 'first forget the gammas that were chosen on this machine',
+  },
+  'chat': {'action': 'store_true', 'help': "apply the model's chat template"},
+  'system': {'metavar': 'TEXT', 'help': 'what a chat begins with'},
+  'stop': {
+    'metavar': 'TEXT',
+    'action': 'append',
+    'help': 'end a text before the first occurrence of TEXT; may be repeated',
+  },
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,16 +94,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     return super()._get_help_string(action)
 
 
-seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
-
-
 def add_timing(parser: argparse.ArgumentParser) -> Group:
   """Adds how often to time, and against what; returns the group."""
   group = parser.add_argument_group('timing')
-  group.add_argument(
-    '--repeats', type=positive_int, default=5, help='timed runs of each'
-  )
-  group.add_argument(
+  add = group.add_argument
+  add('--repeats', type=positive_int, default=5, help='timed runs of each')
+  add(
     '--plain_dtypes',
     nargs='+',
     choices=DTYPES,
@@ -95,46 +116,26 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--model',
     default=DEFAULT_MODEL,
-    help=f'the target: {DEFAULT_MODEL}, a model of this package such as '
-    'ende-mini, a .gguf file, a Hugging Face folder, what T5X or specdec '
-    'convert wrote, hf:organisation/name, or random:t5_1_1_small '
-    'for random weights of named sizes',
+    help='the target: a model of this package, a .gguf file, a Hugging Face '
+    'folder, what T5X or specdec convert wrote, hf:organisation/name, or '
+    'random:SIZES',
   )
-  add(
-    '--config',
-    metavar='SIZES',
-    help='sizes (no options) of a T5X checkpoint without a model.json: a name '
-    'such as t5_1_1_small, or the path of a model.json',
-  )
+  add('--config', metavar='SIZES', help=SIZES)
   add(
     '--vocabulary',
     metavar='PATH',
-    help='a SentencePiece model or a folder with a vocabulary, for target and '
-    'draft model (default: what lies beside each)',
+    help='of target and draft model (default: what lies beside each)',
   )
-  add(
-    '--revision',
-    help='branch, tag or commit of an hf: model; also written '
-    'hf:organisation/name@REVISION',
-  )
-  add(
-    '--draft_model',
-    help='the weights of the drafter: a smaller model, an EAGLE-3 network, a '
-    'Spec-Drafter or heads',
-  )
+  add('--revision', help='branch, tag or commit of an hf: model')
+  add('--draft_model', help='the weights of the drafter, named like --model')
   add('--draft_config', metavar='SIZES', help='sizes of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')
-  add(
-    '--draft_dtype',
-    choices=DTYPES,
-    help='of the draft model (default: that of --dtype)',
-  )
-  add_weights(add)
+  add('--draft_dtype', choices=DTYPES, help='(default: that of --dtype)')
+  add_shared(group, 'weights')
   add(
     '--drafter',
     choices=DRAFTERS,
-    help='the source of guesses (default: what --draft_model is for, or '
-    'prompt_lookup)',
+    help='(default: what --draft_model is for, or prompt_lookup)',
   )
   add_flags(group, DRAFTERS.values())
   _add_adaptive(add)
@@ -178,32 +179,21 @@ def _add_adaptive(add: Callable) -> None:
   add(
     '--adaptive',
     choices=ADAPTIVE,
-    help='let a draft model stop before gamma, still lossless: at a token that '
-    'it doubts; by two more tokens after full acceptance and one less '
-    'otherwise; or at the best gamma for the acceptance rate of late',
+    help='let a draft end before gamma: at a token that the draft model '
+    'doubts, two tokens later after full acceptance and one earlier otherwise, '
+    'or at the best gamma for the acceptance rate of late',
   )
   add(
     '--min_prob',
     type=share,
-    help='with --adaptive: a drafted token to which the draft model gives less '
-    f'is the last of its draft (default: {MIN_PROB} for threshold, else 0)',
+    help='with --adaptive: a token of less probability ends its draft '
+    f'(default: {MIN_PROB} for threshold, else 0)',
   )
   add(
     '--draft_cost',
     metavar='C',
     type=cost,
-    help='for --adaptive estimate: time of a drafted token over that of a '
-    'target run, c of `calibrate`',
-  )
-
-
-def add_weights(add: Callable) -> None:
-  """Adds of how many bits the target's weights are."""
-  add(
-    '--weights',
-    metavar='INT',
-    help="keep the target's matrices as integers: int8, int4, or int4:64 with "
-    'a scale for each 64 weights (default: in --dtype)',
+    help='for --adaptive estimate: c of `calibrate`',
   )
 
 
@@ -213,74 +203,33 @@ def add_sampling(parser: argparse.ArgumentParser) -> Group:
   for name, field in options_of(Sampling).items():
     kind, text = field.metadata['type'], field.metadata['help']
     group.add_argument(f'--{name}', type=kind, default=field.default, help=text)
-  group.add_argument('--seed', type=seed, default=0, help='of all draws')
+  group.add_argument('--seed', type=int, default=0, help='of all draws')
   return group
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> Group:
   """Adds what to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
-  add = group.add_argument
-  # Either is needed, and never both.
   source = group.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='one prompt')
   source.add_argument(
     '--prompts',
     metavar='FILE',
-    help='one prompt per line, or JSONL with "prompt", or with "messages" and '
-    'perhaps "tools" for the chat template; - reads standard input',
+    help='one per line, or JSONL with "prompt", or with "messages" and '
+    'perhaps "tools"; - reads standard input',
   )
-  add_chat(add)
-  add('--max_new_tokens', type=positive_int, default=128, help='per row')
-  add('--batch_size', type=positive_int, default=1, help='rows decoded at once')
-  add(
-    '--num_devices',
-    type=positive_int,
-    default=1,
-    help='devices that share the rows of a batch',
-  )
+  add = group.add_argument
+  add_shared(group, 'chat', 'system')
+  add('--max_new_tokens', type=int, default=128, help='per row')
+  add('--batch_size', type=int, default=1, help='rows decoded at once')
+  add('--num_devices', type=int, default=1, help='that share a batch')
   return group
 
 
-def add_exact_bits(group: Group) -> None:
-  """Adds whether drafts may change the last bits of logits."""
-  group.add_argument(
-    '--exact_bits',
-    action='store_true',
-    help='call the target at one width, drafts or not, so that greedy text is '
-    'that of plain decoding in bfloat16 too: of --drafter none with this flag '
-    'and the same --gamma',
-  )
-
-
-def add_forget(parser: argparse.ArgumentParser) -> None:
-  """Adds whether earlier choices of gamma count."""
-  parser.add_argument(
-    '--forget',
-    action='store_true',
-    help='first forget which gammas were chosen on this machine',
-  )
-
-
-def add_chat(add: Callable) -> None:
-  """Adds how a prompt becomes a message to the model."""
-  add('--chat', action='store_true', help="apply the model's chat template")
-  add(
-    '--system',
-    metavar='TEXT',
-    help='with --chat: the message of the system, before each prompt',
-  )
-
-
-def add_stop(add: Callable) -> None:
-  """Adds the strings that end a text."""
-  add(
-    '--stop',
-    metavar='TEXT',
-    action='append',
-    help='end a text before the first occurrence of TEXT, which can span '
-    'tokens; may be given several times. Special tokens are no text',
-  )
+def add_shared(group: argparse._ActionsContainer, *names: str) -> None:
+  """Adds flags that several commands have."""
+  for name in names:
+    group.add_argument(f'--{name}', **_SHARED[name])
 
 
 def add_report(
@@ -290,20 +239,13 @@ def add_report(
   shown: str = 'table',
 ) -> None:
   """Adds whether to colour a table, or to write its figures."""
-  add_output(parser).add_argument(
-    '--json',
-    metavar='OUT',
-    help=f'{text}; - writes to standard output, instead of the {shown}',
-  )
+  text += f'; - writes to standard output, instead of the {shown}'
+  add_output(parser).add_argument('--json', metavar='OUT', help=text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> Group:
   """Adds whether to colour what is printed; returns the group."""
   group = parser.add_argument_group('output')
-  group.add_argument(
-    '--color',
-    choices=('auto', 'always', 'never'),
-    default='auto',
-    help='auto colours a terminal',
-  )
+  colors = ('auto', 'always', 'never')
+  group.add_argument('--color', choices=colors, default='auto')
   return group

@@ -22,7 +22,7 @@ STANDARD_OUTPUT = '-'
 def tell(sentence: str) -> None:
   """Says something on standard error, if that is a terminal."""
   if progress.is_watched():
-    print(f'specdec: {sentence}', file=sys.stderr)
+    progress.say(sentence)
 
 
 def check(
@@ -154,11 +154,9 @@ def opened(path: str) -> Iterator[TextIO]:
     yield sys.stdout
     return
 
-  def say(begun: Path) -> None:
-    if sys.stderr is not None:
-      told = f'{path} is as it was; what this run wrote is in {begun}'
-      print(f'specdec: {told}', file=sys.stderr)
-
+  say = lambda begun: progress.say(
+    f'{path} is as it was; what this run wrote is in {begun}'
+  )
   place = user_path(path)
   kept: AbstractContextManager[Path] = contextlib.nullcontext(place)
   if not _is_device(place):

@@ -50,9 +50,9 @@ COMPLAINTS = {
   ),
   'top_k 0': (('--top_k', '0'), '--top_k', 'at least 1'),
   'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
-  'negative seed': (('--seed=-1',), '--seed', 'got -1'),
-  'no new tokens': (('--max_new_tokens', '0'), '--max_new_tokens'),
-  'batch 0': (('--batch_size', '0'), '--batch_size'),
+  'negative seed': (('--seed=-1',), 'seed', 'got -1'),
+  'no new tokens': (('--max_new_tokens', '0'), 'max_new_tokens', 'got 0'),
+  'batch 0': (('--batch_size', '0'), 'batch_size', 'got 0'),
   'shrinking n-grams': (
     ('--max_ngram', '2', '--min_ngram', '3'),
     'min_ngram 3 exceeds max_ngram 2',

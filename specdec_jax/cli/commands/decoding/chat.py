@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from specdec_jax.assembly.completions import Stream
 from specdec_jax.assembly.conversation import Conversation
-from specdec_jax.cli import from_flags, options
+from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.trace import terminal
 
@@ -24,20 +23,13 @@ _HELP = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
-  add = parser.add_argument_group('conversation').add_argument
-  add('--system', metavar='TEXT', help='the message of the system')
-  add(
-    '--max_new_tokens',
-    type=options.positive_int,
-    default=512,
-    help='per answer',
-  )
-  options.add_stop(add)
+  group = parser.add_argument_group('conversation')
+  options.add_shared(group, 'system', 'stop')
+  group.add_argument('--max_new_tokens', type=int, default=512)
   options.add_output(parser).add_argument(
     '--verdicts',
     action='store_true',
-    help='colour each token by what became of it, as `trace` does; rejected '
-    'ones are shown, too',
+    help='colour tokens as `trace` does, and show rejected ones',
   )
   parser.set_defaults(chat=True)
 
@@ -72,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
       except (ValueError, KeyboardInterrupt) as error:
         if not is_person:
           raise
-        reason = 'interrupted' if not str(error) else f'error: {error}'
-        print(f'specdec: {reason}', file=sys.stderr)
+        progress.say('interrupted' if not str(error) else f'error: {error}')
   return 0
 
 
@@ -106,16 +97,11 @@ def _answer(args: argparse.Namespace, chat: Conversation, text: str) -> None:
   # The line ends in any case, before an error is told.
   with contextlib.closing(stream):
     try:
-      _print(stream, is_shown=not args.verdicts)
+      for piece in stream:
+        if not args.verdicts:
+          print(piece, end='', flush=True)
     finally:
       print(flush=True)
   done = stream.completion
-  if done and done.finish_reason == 'length' and progress.is_watched():
-    note = f'the answer was cut after {len(done.tokens)} tokens'
-    print(f'specdec: {note}', file=sys.stderr)
-
-
-def _print(stream: Stream, *, is_shown: bool) -> None:
-  for piece in stream:
-    if is_shown:
-      print(piece, end='', flush=True)
+  if done and done.finish_reason == 'length':
+    outputs.tell(f'the answer was cut after {len(done.tokens)} tokens')

@@ -34,14 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     metavar='NAME,...',
     help=f'of {", ".join(quality.METRICS)}',
   )
-  judged_by.add_argument(
-    '--task', help='a SeqIO task, whose metrics are taken instead'
-  )
+  judged_by.add_argument('--task', help='a SeqIO task with metrics of its own')
   add(
     '--targets',
     metavar='FILE',
-    help='a text per line, or .jsonl with "targets", in the order of the '
-    'predictions; instead of the targets beside them',
+    help='a text per line, or .jsonl with "targets" (default: those beside the '
+    'predictions)',
   )
   options.add_report(parser)
 

@@ -14,6 +14,7 @@ import jax
 from specdec_jax.assembly import auto_gamma, completions, log_probs, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import from_flags, options, outputs
+from specdec_jax.cli.outputs import finite
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
@@ -32,44 +33,41 @@ Write = Callable[[Record], None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   sampling = options.add_sampling(parser)
-  options.add_exact_bits(sampling)
+  options.add_shared(sampling, 'exact_bits')
   sampling.add_argument(
     '--num_return_sequences',
     metavar='N',
     type=options.positive_int,
     default=1,
-    help='samples of each prompt, each with draws of its own',
+    help='samples of each prompt',
   )
   sampling.add_argument(
     '--top_logprobs',
     metavar='N',
-    type=options.positive_int,
-    help='with --json: log-probabilities of the N likeliest tokens in each '
-    'place, before and after all that changes them',
+    type=int,
+    help='with --json: of the N likeliest tokens in each place, before and '
+    'after all that changes logits',
   )
-  options.add_stop(options.add_prompts(parser).add_argument)
-  options.add_forget(parser)
+  options.add_shared(options.add_prompts(parser), 'stop')
+  options.add_shared(parser, 'forget')
   add = options.add_output(parser).add_argument
   add(
     '--json',
     metavar='OUT',
-    help='write one object per prompt and line: prompt, text, tokens, '
-    'log_probs, statistics, with --stop also the string that ended the text, '
-    'with --num_return_sequences the number of the sample. An old file stays '
-    'until all is done; - writes to standard output, instead of the text',
+    help='write an object per text and line; an old file stays until all is '
+    'done; - writes to standard output, instead of the text',
   )
   add('--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`')
 
 
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args, may_be_auto=True)
-  num_samples = args.num_return_sequences
   if args.top_logprobs and not args.json:
     raise ValueError('--top_logprobs is for --json, which has them')
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
   decoder, batches, settings = from_flags.prepared(
-    args, choices, trace=args.trace, num_samples=num_samples
+    args, choices, trace=args.trace, num_samples=args.num_return_sequences
   )
   suited = running.suited(decoder, batches[0])
   decoder = auto_gamma.settled(suited, settings, outputs.tell)
@@ -164,7 +162,7 @@ def _decode_all(
             print(result['text'], flush=True)
           if error := result.get('error'):
             has_failed = True
-            print(f'specdec: error: {error}', file=sys.stderr)
+            progress.say(f'error: {error}')
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
@@ -213,6 +211,11 @@ def _results(
     made = completions.of_row(decoder, batch, output, row, scored)
     sample = int(batch.prompt.row_ids[row]) % num_samples
     error = completions.error_of_row(batch, output, row, num_samples)
+    tops = {
+      'processed_log_probs': [*map(finite, made.processed_log_probs or ())],
+      'top_log_probs': made.top_log_probs,
+      'top_processed_log_probs': made.top_processed_log_probs,
+    }
     yield {
       'prompt': made.prompt,
       **({'sample': sample} if num_samples > 1 else {}),
@@ -221,20 +224,11 @@ def _results(
       'finish_reason': made.finish_reason,
       'gamma': made.gamma,
       'tokens': made.tokens,
-      'log_probs': [outputs.finite(value) for value in made.log_probs],
-      **(_tops(made) if args.top_logprobs else {}),
+      'log_probs': [*map(finite, made.log_probs)],
+      **(tops if args.top_logprobs else {}),
       'statistics': made.statistics,
       **({'error': error} if error else {}),
     }
-
-
-def _tops(made: completions.Completion) -> Record:
-  values = made.processed_log_probs or ()
-  return {
-    'processed_log_probs': [outputs.finite(value) for value in values],
-    'top_log_probs': made.top_log_probs,
-    'top_processed_log_probs': made.top_processed_log_probs,
-  }
 
 
 def _note(statistics: Sequence[Statistics], seconds: float) -> str:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action='store_true',
     help='print the mesh, and parameters and caches per chip; load nothing',
   )
-  options.add_forget(parser)
+  options.add_shared(parser, 'forget')
   add('--profile', metavar='DIR', help='trace one chunk with jax.profiler')
   processes.add_arguments(parser)
 

@@ -11,40 +11,29 @@ from specdec_jax.trace import page, storage, svg, terminal, wording
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add, instead = parser.add_argument, parser.add_mutually_exclusive_group()
   add('trace', help='what `generate --trace` wrote')
-  instead.add_argument(
-    '--html', metavar='OUT.html', help='write a self-contained page instead'
-  )
-  instead.add_argument(
-    '--svg',
-    metavar='OUT.svg',
-    help='write a picture instead, for a light and a dark page',
-  )
+  instead.add_argument('--html', metavar='OUT.html', help='write a page')
+  instead.add_argument('--svg', metavar='OUT.svg', help='write a picture')
   add(
     '--style',
     choices=('lines', 'flow'),
     default='lines',
-    help='in the terminal, one line per iteration, or running text',
+    help='in the terminal: a line per iteration, or running text',
   )
   add('--row', type=int, help='show this row alone; the first is 1')
   add(
     '--max_iterations',
     type=options.positive_int,
     metavar='N',
-    help='in the picture, the first N iterations of each row',
+    help='in the picture, the first N of each row',
   )
   options.add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
   if args.max_iterations and not args.svg:
-    raise ValueError(
-      f'--max_iterations {args.max_iterations} needs --svg; the terminal and '
-      'the page show all iterations'
-    )
+    raise ValueError(f'--max_iterations {args.max_iterations} needs --svg')
   if args.style != 'lines' and (args.html or args.svg):
-    raise ValueError(
-      f'--style {args.style} is for the terminal, not for --html or --svg'
-    )
+    raise ValueError(f'--style {args.style} is for the terminal')
   written = {'--html': args.html, '--svg': args.svg}
   outputs.check(written, {'the trace': args.trace})
   traced = storage.read(args.trace)

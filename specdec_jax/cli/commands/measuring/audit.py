@@ -4,6 +4,7 @@ docs/exactness.md says what the figures mean, and how to test another engine.
 """
 
 import argparse
+import functools
 
 from specdec_jax.assembly import auditing
 from specdec_jax.audit import audit
@@ -17,27 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
   add = options.add_prompts(parser).add_argument
-  add(
-    '--num_draws',
-    type=options.positive_int,
-    default=2000,
-    help='continuations of each prompt per seed',
-  )
-  add(
-    '--num_seeds', type=options.positive_int, default=2, help='from --seed on'
-  )
-  parser.set_defaults(temperature=1.0, max_new_tokens=3, batch_size=64)
+  number = functools.partial(add, type=options.positive_int)
+  number('--num_draws', default=2000, help='texts of each prompt per seed')
+  number('--num_seeds', default=2, help='from --seed on')
   add('--json', metavar='OUT', help='write all figures; - instead of the table')
+  parser.set_defaults(temperature=1.0, max_new_tokens=3, batch_size=64)
   parser.set_defaults(color='never')
 
 
 def run(args: argparse.Namespace) -> int:
   chosen = from_flags.choices(args)
   if chosen.sampling.is_greedy:
-    raise ValueError(
-      'audit is of sampled tokens: give a temperature above 0; bench compares '
-      'greedy ones'
-    )
+    raise ValueError('audit is of sampled tokens, bench compares greedy ones')
   outputs.check({'--json': args.json}, {'--prompts': args.prompts})
   texts = [line.text for line in prompts.read(args.prompt, args.prompts)]
   settings = from_flags.settings(args)

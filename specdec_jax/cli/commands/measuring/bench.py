@@ -8,7 +8,6 @@ apart, as is compilation.
 import argparse
 import dataclasses
 import functools
-import sys
 from collections.abc import Sequence
 
 from specdec_jax.assembly import auto_gamma
@@ -23,15 +22,14 @@ from specdec_jax.measure.simulated import simulated_acceptance
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
-  options.add_exact_bits(options.add_sampling(parser))
+  options.add_shared(options.add_sampling(parser), 'exact_bits')
   options.add_prompts(parser)
-  options.add_forget(parser)
+  options.add_shared(parser, 'forget')
   options.add_timing(parser).add_argument(
     '--simulate_alpha',
     metavar='ALPHA',
     type=options.share,
-    help='SIMULATED: accept drafted tokens with this chance, whatever the '
-    'models say, to time the loop apart from the drafter; the text is noise',
+    help='SIMULATED: accept drafted tokens with this chance; the text is noise',
   )
   options.add_report(parser)
 
@@ -42,10 +40,7 @@ def run(args: argparse.Namespace) -> int:
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
   if is_simulated and isinstance(choices.drafter.length, Tree):
-    raise ValueError(
-      '--simulate_alpha accepts tokens of chains: leave out --tree and '
-      '--num_continuations'
-    )
+    raise ValueError('--simulate_alpha is for drafts that are chains')
   decoder, batches, settings = from_flags.prepared(args, choices)
   if is_simulated:
     # By decree, and no row ends early.
@@ -58,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     with progress.waiting('measuring gamma'):
       chosen, _ = auto_gamma.choose(decoder, batches, settings)
     decoder = decoder.at(chosen.gamma)
-    print(f'specdec: {chosen.sentence}', file=sys.stderr)
+    progress.say(chosen.sentence)
     if not chosen.gamma:
       found = timing.configuration(vars(args), decoder)
       speeds = chosen.tokens_per_second.items()

@@ -31,15 +31,13 @@ def run(args: argparse.Namespace) -> int:
     raise ValueError('there is nothing to calibrate: choose a drafter')
   if not isinstance(length, Fixed):
     raise ValueError(
-      'calibrate measures drafts of a chain of one gamma, from which `plan` '
-      'says what others would give: leave out --adaptive, --tree and '
-      '--num_continuations'
+      'calibrate measures chains of one gamma: leave out --adaptive, '
+      '--tree and --num_continuations'
     )
   if isinstance(rule, Block):
     raise ValueError(
       'calibrate measures how often a token is accepted, and --verification '
-      'block judges whole drafts: leave it out, since block accepts as many '
-      'tokens or more'
+      'block judges whole drafts: leave it out'
     )
   placed = timing.place(*from_flags.prepared(args, choices))
   decoder, gamma = placed.decoder, length.gamma

@@ -7,7 +7,6 @@ iteration for a TPU slice that need not be there (--topology).
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.files.paths import user_path
+from specdec_jax.launch import numbers
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import presets
 from specdec_jax.theory import planner, tree_planner, trees
@@ -48,72 +48,38 @@ _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('costs')
   add = group.add_argument
-  number = functools.partial(add, type=options.positive_int)
+  number = functools.partial(add, type=numbers.positive_int)
   add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
   add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
-  add(
-    '--draft',
-    metavar='PRESET',
-    help='sizes of what drafts, such as t5_1_1_small or eagle3_8k, or a folder '
-    'with its network',
-  )
-  add(
-    '--drafter',
-    choices=list(DRAFTERS),
-    help='what drafts (default: model, or eagle for its sizes)',
-  )
-  add(
-    '--topology',
-    help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
-  )
+  add('--draft', metavar='PRESET', help='sizes of what drafts, or its folder')
+  add('--drafter', choices=[*DRAFTERS], help='(default: model, or eagle)')
+  add('--topology', help=f'such as v4:2x2x1; {", ".join(CHIPS)}')
   number('--batch_size', help='rows (default: 1)')
-  number(
-    '--input_length',
-    help='tokens of the encoder, or of the prompt (default: 512)',
-  )
+  number('--input_length', help='tokens of an input (default: 512)')
   number('--output_length', default=128, help='new tokens per row')
-  number(
-    '--num_partitions',
-    help='chips that share a copy of the target (default: as the batch allows)',
-  )
-  add(
-    '--dtype',
-    choices=presets.DTYPES,
-    help='of the weights (default: bfloat16)',
-  )
-  _add_quantized(group)
-  _add_planning(parser.add_argument_group('planning').add_argument)
-  options.add_report(parser, 'write the plan', shown='tables')
-
-
-def _add_quantized(group: options.Group) -> None:
-  options.add_weights(group.add_argument)
+  number('--num_partitions', help='chips that share a copy of the target')
+  add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
+  options.add_shared(group, 'weights')
   # What other drafters are told changes no cost, or is a file.
   options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
-
-
-def _add_planning(add: Callable) -> None:
+  add = parser.add_argument_group('planning').add_argument
   add(
     '--alpha',
-    type=options.share,
+    type=numbers.share,
     help='the acceptance rate (default: that of --costs, or several)',
   )
   add(
     '--max_gamma',
-    type=options.positive_int,
-    help='the largest gamma considered, and the most nodes of a tree (default: '
-    '12, or as measured)',
+    type=numbers.positive_int,
+    help='also the most nodes of a tree (default: 12, or as measured)',
   )
   add(
     '--tokens',
-    type=options.number(float, lambda n: 1 <= n < 1e18, 'a number from 1 on'),
-    help='output tokens in all, such as 1e9: predicts their chip-hours',
+    type=numbers.number(float, lambda n: 1 <= n < 1e18, 'a number from 1 on'),
+    help='output tokens, such as 1e9, of which to predict the chip-hours',
   )
-  add(
-    '--price',
-    type=options.cost,
-    help='of one chip-hour: predicts the cost per million output tokens',
-  )
+  add('--price', type=numbers.cost, help='of one chip-hour')
+  options.add_report(parser, 'write the plan', shown='tables')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -171,18 +137,13 @@ def _check(args: argparse.Namespace) -> None:
   named = [args.target, args.draft or args.drafter, args.topology]
   if not args.costs and not all(named):
     raise ValueError(
-      'give --costs FILE of `specdec calibrate`, or --target, --draft and '
-      '--topology to compile for'
+      'give --costs FILE of calibrate, or --target, --draft and --topology'
     )
   for name in _COMPILED:
     if args.costs and getattr(args, name):
-      raise ValueError(
-        f'--{name} is for costs that are compiled: --costs has its own'
-      )
+      raise ValueError(f'--{name} is for compiling: --costs has its own')
   if args.price is not None and not args.tokens:
-    raise ValueError(
-      f'--price {args.price:g} needs --tokens, such as --tokens 1e9'
-    )
+    raise ValueError(f'--price {args.price:g} needs --tokens, such as 1e9')
 
 
 def _read(path: str, max_gamma: int | None) -> Figures:

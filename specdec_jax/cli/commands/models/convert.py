@@ -15,52 +15,39 @@ from specdec_jax.models import families
 from specdec_jax.sharding import mesh
 from specdec_jax.text import vocabulary_files
 
-
-def _written() -> dict[str, formats.Format]:
-  return {each.name: each for each in formats.FORMATS if each.write}
+_WRITTEN = {each.name: each for each in formats.FORMATS if each.write}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add(
     'source',
-    help='a T5X checkpoint, a Hugging Face folder, '
-    'a .gguf file, what train or convert wrote, or hf:organisation/name, also '
-    'with @revision',
+    help='a T5X checkpoint, a Hugging Face folder, a .gguf file, what train or '
+    'convert wrote, or hf:organisation/name, also with @revision',
   )
   add('destination', help='the folder to make')
-  add('--to', choices=tuple(_written()), required=True, help='the format')
+  add('--to', choices=tuple(_WRITTEN), required=True, help='the format')
   add('--dtype', **options.DTYPE, help='of the weights')
-  add(
-    '--config',
-    help='sizes of a T5X checkpoint: a name such as t5_1_1_small, or the path '
-    'of a model.json',
-  )
+  add('--config', metavar='SIZES', help=options.SIZES)
   add(
     '--vocabulary',
     metavar='FILE',
-    help='the SentencePiece model to put beside the weights (default: that of '
-    'the source, if it has one)',
+    help='the SentencePiece model to write (default: that of the source)',
   )
   add(
     '--extra_ids',
     type=numbers.count,
-    help='sentinels that follow the pieces of --vocabulary (default: what '
-    'tokenizer_config.json beside it says, else 100, or 0 if the pieces fill '
-    'the embeddings)',
+    help='sentinels after the pieces of --vocabulary (default: what '
+    'tokenizer_config.json beside it says, else 100, or 0 without room)',
   )
-  add(
-    '--step',
-    type=numbers.count,
-    help='N of checkpoint_N (default: that of the source, else 0)',
-  )
+  add('--step', type=numbers.count, help='N (default: that of the source)')
   add('--overwrite', action='store_true', help='replace the destination')
 
 
 def run(args: argparse.Namespace) -> int:
   if args.extra_ids is not None and args.vocabulary is None:
     raise ValueError('--extra_ids is for --vocabulary')
-  written = _written()[args.to]
+  written = _WRITTEN[args.to]
   assert written.write is not None
   if args.step is not None and written.read_step is None:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
@@ -117,8 +104,7 @@ def _check_destination(
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
     raise ValueError(
-      f'cannot write {destination}: it is the source {source}, holds it, or '
-      'lies in it'
+      f'cannot write {destination}: it is, holds or lies in {source}'
     )
   # In a bucket, a folder is there when something lies in it.
   if not is_in_bucket(destination) and not destination.parent.is_dir():
@@ -134,7 +120,7 @@ def _check_destination(
 def _check_is_model(destination: Path) -> None:
   """Raises unless the folder holds only files that `convert` writes."""
   children = list(destination.iterdir()) if destination.is_dir() else []
-  written = _written().values()
+  written = _WRITTEN.values()
   marks = {each.files[0] for each in written}
   if not any(child.name in marks or _is_part(child) for child in children):
     raise ValueError(
@@ -147,10 +133,10 @@ def _check_is_model(destination: Path) -> None:
   is_other = lambda child: not (_is_part(child) or known(child))
   if others := sorted(child.name for child in children if is_other(child)):
     raise ValueError(
-      f'{destination} holds {stored_arrays.some(others)} besides a model, so '
-      '--overwrite does not replace it: move that away, or name another folder'
+      f'{destination} holds {stored_arrays.some(others)} besides a model: '
+      'move that away, or name another folder'
     )
 
 
 def _is_part(child: Path) -> bool:
-  return child.is_dir() and any(x.is_part(child) for x in _written().values())
+  return child.is_dir() and any(x.is_part(child) for x in _WRITTEN.values())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from specdec_jax.assembly import sampling
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import temperature
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.data import preparation, token_files
@@ -16,6 +16,7 @@ from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
 from specdec_jax.infer import rewriting
 from specdec_jax.launch import compilation_cache, progress
+from specdec_jax.launch.numbers import positive_int
 from specdec_jax.text import prompts, sentencepiece_vocabulary
 from specdec_jax.training import recipes
 
@@ -46,11 +47,11 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
     '--inputs',
     nargs='+',
     metavar='PATH',
-    help="text files, or corpora's folders, of which train.* is read",
+    help='text files, or folders of which train.* is read',
   )
   needed('--out', metavar='MODEL', help='the SentencePiece model to write')
   parser.add_argument(
-    '--size', type=options.positive_int, default=8192, help='number of ids'
+    '--size', type=positive_int, default=8192, help='number of ids'
   )
 
 
@@ -91,16 +92,11 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     metavar='PATH',
     help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
   )
-  needed(
-    '--vocabulary',
-    metavar='MODEL',
-    help='a SentencePiece model; it is copied beside the token files, from '
-    'where specdec train takes it',
-  )
+  needed('--vocabulary', metavar='MODEL', help='a SentencePiece model')
   needed('--out', metavar='DIR', help='new folder')
   lengths = parser.add_argument_group('lengths, in tokens with EOS')
   number = functools.partial(
-    lengths.add_argument, type=options.positive_int, default=64
+    lengths.add_argument, type=positive_int, default=64
   )
   number('--max_input_tokens', help='most of an input')
   number('--max_target_tokens', help='most of a target, or of a text')
@@ -150,10 +146,8 @@ def _add_writing(parser: argparse.ArgumentParser, *, model: str) -> None:
   add = parser.add_argument
   add('--model', metavar='MODEL', required=True, help=model)
   add('--out', metavar='DIR', required=True, help='new folder')
-  add(
-    '--batch_size', type=options.positive_int, default=64, help='rows at once'
-  )
-  add('--seed', type=options.seed, default=0, help='of draws')
+  add('--batch_size', type=positive_int, default=64, help='rows at once')
+  add('--seed', type=int, default=0, help='of draws')
   add('--dtype', **options.DTYPE, help='of weights and caches')
 
 
@@ -164,7 +158,7 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
     '--tokens',
     metavar='DIR',
     required=True,
-    help='what specdec data prepare wrote: inputs, and targets to be replaced',
+    help='what specdec data prepare wrote',
   )
   add(
     '--splits',
@@ -173,9 +167,7 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
     metavar='SPLIT',
     help='to be rewritten; the others are copied',
   )
-  add(
-    '--temperature', type=sampling.temperature, default=0.0, help='0 is greedy'
-  )
+  add('--temperature', type=temperature, default=0.0, help='0 is greedy')
   add('--overwrite', action='store_true', help='replace an earlier folder')
 
 
@@ -186,24 +178,24 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
     '--prompts',
     metavar='FILE',
     required=True,
-    help='one prompt per line, or JSONL with a key "prompt"',
+    help='one per line, or JSONL with "prompt"',
   )
-  options.add_chat(add)
+  options.add_shared(parser, 'chat', 'system')
   add(
     '--temperature',
     dest='temperatures',
-    type=sampling.temperature,
+    type=temperature,
     nargs='+',
     default=[0.0],
     help='0 is greedy; parts take several in turn',
   )
-  number = functools.partial(add, type=options.positive_int)
-  number('--max_new_tokens', default=256, help='per text')
-  number('--part_size', default=128, help='texts of a part')
-  number(
+  add('--max_new_tokens', type=int, default=256, help='per text')
+  add('--part_size', type=int, default=128, help='texts of a part')
+  add(
     '--layers',
     nargs='+',
     metavar='N',
+    type=positive_int,
     help='keep the residual streams that enter these layers, in bfloat16; the '
     "number of layers names the last one's output",
   )
