@@ -77,6 +77,5 @@ def _check_width(choice: object, num_beams: int, width: int) -> None:
     )
   if width < num_beams:
     raise ValueError(
-      f'draft_width {width} is less than num_decodes {num_beams}: no level '
-      'could be followed'
+      f'draft_width {width} is less than num_decodes {num_beams}'
     )

@@ -65,14 +65,11 @@ class Conversation:
     """
     if families.has_encoder(decoder.config):
       raise ValueError(
-        f'{decoder.model.checkpoint} has an encoder, which reads each prompt '
-        'anew: a conversation needs a decoder-only model'
+        f'a conversation is of a decoder, {decoder.model.checkpoint} has an '
+        'encoder'
       )
     if decoder.exact_bits:
-      raise ValueError(
-        'exact_bits is for prompts that are read at once: a conversation is '
-        'read turn by turn'
-      )
+      raise ValueError('exact_bits is for prompts that are read at once')
     self._settings = DecodeSettings(
       max_new_tokens=max_new_tokens, seed=seed, stop=stop, call=call
     )

@@ -196,6 +196,6 @@ def _tree(shape: Any, gamma: int) -> Tree:
   if trees.depth(tree) > gamma:
     raise ValueError(
       f'tree is {trees.depth(tree)} deep, and gamma, the most that is accepted '
-      f'at once, is {gamma}: raise it, or give another tree'
+      f'at once, is {gamma}'
     )
   return tree

@@ -53,14 +53,11 @@ class Model:
     if self.weights is not None:
       quantized.bits_of(self.weights)
     if self.dtype not in presets.DTYPES:
-      raise ValueError(
-        f'dtype is {self.dtype!r}, expected the name '
-        f'{" or ".join(map(repr, presets.DTYPES))}'
-      )
+      expected = ' or '.join(map(repr, presets.DTYPES))
+      raise ValueError(f'dtype is {self.dtype!r}, expected {expected}')
     if self.is_random and (self.sizes or self.vocabulary):
       raise ValueError(
-        f'{self.checkpoint} has sizes of its own and bytes for tokens: give '
-        'no other sizes and no vocabulary'
+        f'{self.checkpoint} has sizes and a vocabulary of its own'
       )
 
   @property

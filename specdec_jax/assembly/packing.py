@@ -139,8 +139,7 @@ def _encoded(
     num_new = each.max_new_tokens
     if len(row) >= limit:
       raise ValueError(
-        f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
-        'shorten it'
+        f'prompt {i} has {len(row)} tokens, and the context is {limit}'
       )
     # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
     needed = prompts.num_positions(decoder.config, len(row), num_new)

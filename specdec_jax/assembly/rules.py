@@ -64,8 +64,7 @@ class SpeculativeSampling:
     is_lossless = self.lenience == 1
     if sampling.is_greedy and not is_lossless:
       raise ValueError(
-        f'lenience {self.lenience:g} changes nothing at temperature 0, '
-        'where speculative sampling accepts the likeliest token alone: give '
+        f'lenience {self.lenience:g} changes nothing at temperature 0: give '
         'verification greedy, which accepts tokens nearly as likely'
       )
     return Judge(

@@ -22,8 +22,7 @@ class NoDrafter:
     """What a target call has room for, beside the pending token."""
     if not self.gamma:
       raise ValueError(
-        'exact_bits needs the gamma of the drafter whose bits these are to be: '
-        "they depend on the width of the target's calls"
+        'exact_bits needs the gamma of the drafter whose bits these are to be'
       )
     return lengths.of(gamma=self.gamma)
 

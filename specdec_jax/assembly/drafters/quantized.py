@@ -85,13 +85,11 @@ def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
         kept = tuple(map(int, parts))
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'layers {layers!r} is no number of layers, no slice such as ::2, and no '
-      'numbers such as 0,1,5'
+      f'layers {layers!r} is no number, no slice such as ::2, no list as 0,1,5'
     ) from error
   if not kept or sorted({*kept} & {*every}) != [*kept]:
     raise ValueError(
-      f'layers {layers!r} of a target that has {count}, 0 to {count - 1}: give '
-      'some of them, each once and ascending'
+      f'layers {layers!r} should be some of 0 to {count - 1}, ascending'
     )
   return kept
 
