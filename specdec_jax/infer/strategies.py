@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting
@@ -189,22 +190,11 @@ _SCORING = Strategy(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
-  """What a tree of arrays takes: of all chips together, and of each."""
-
-  values: int = 0
-  bytes: int = 0
-  bytes_per_chip: int = 0
-
-  def __add__(self, other: 'Size') -> 'Size':
-    return Size(**{k: v + getattr(other, k) for k, v in vars(self).items()})
-
-
-def footprint(job: Job) -> dict[str, Size]:
-  """Returns the sizes of a decode by what they are of, from shapes alone: a
-  drafter's parameters without those that it shares. Raises ValueError if the
-  model or the batch does not divide over the mesh."""
+def footprint(job: Job) -> dict[str, np.ndarray]:
+  """Returns the values and bytes of a decode, and bytes of each chip, by what
+  they are of, from shapes alone: a drafter's parameters without those that it
+  shares. ValueError if the model or the batch does not divide over the mesh.
+  """
   mesh, batch_size = job.mesh, job.decoding.batch_size
   shapes = job.decoder.params
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
@@ -231,18 +221,15 @@ def footprint(job: Job) -> dict[str, Size]:
   }
 
 
-def _size(tree: object, shardings: object) -> Size:
+def _size(tree: object, shardings: object) -> np.ndarray:
+  total = np.zeros(3, np.int64)
   # An array that is split over 4 of 8 chips takes a quarter of itself on each.
   pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-  sizes = [
-    Size(
-      leaf.size,
-      quantized.num_bytes(leaf.shape, leaf.dtype),
-      quantized.num_bytes(sharding.shard_shape(leaf.shape), leaf.dtype),
-    )
-    for leaf, sharding in pairs
-  ]
-  return sum(sizes, Size())
+  for leaf, sharding in pairs:
+    shapes = leaf.shape, sharding.shard_shape(leaf.shape)
+    sizes = [quantized.num_bytes(shape, leaf.dtype) for shape in shapes]
+    total += [leaf.size, *sizes]
+  return total
 
 
 def _chip_bytes(mesh: Mesh) -> int | None:
@@ -266,9 +253,9 @@ def show_footprint(job: Job) -> int:
     *(Column(name, justify='right') for name in names),
     title=f'{mesh.size} x {kind}, {axes}, batch {job.decoding.batch_size}',
   )
-  together = sum(found.values(), Size())
-  for label, size in (found | {'together': together}).items():
-    result.add_row(label, *(f'{value:,}' for value in vars(size).values()))
+  together = np.sum([*found.values()], axis=0)
+  for label, sizes in (found | {'together': together}).items():
+    result.add_row(label, *(f'{size:,}' for size in sizes))
   if limit := _chip_bytes(mesh):
     result.add_row('memory of a chip', '', '', f'{limit:,}')
   if processes.is_first():
@@ -284,7 +271,7 @@ def running_out_explained(job: Job) -> Iterator[None]:
   except Exception as error:
     if not failures.is_out_of_memory(error):
       raise
-    target, drafter, state = (x.bytes_per_chip for x in footprint(job).values())
+    target, drafter, state = (sizes[-1] for sizes in footprint(job).values())
     limit = _chip_bytes(job.mesh)
     has = f' of {limit:,}' if limit else ''
     raise ValueError(
