@@ -57,12 +57,8 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   exact_bits = getattr(args, 'exact_bits', False)
   is_auto = may_be_auto and judge.is_lossless and not exact_bits
   found = Choices(
-    model=Model(
-      checkpoint=f'{args.model}{revision}',
-      sizes=args.config,
-      vocabulary=args.vocabulary,
-      dtype=args.dtype,
-      weights=args.weights,
+    model=named(
+      Model, args, checkpoint=f'{args.model}{revision}', sizes=args.config
     ),
     drafter=_drafter(args, is_auto=is_auto),
     rule=rule,
@@ -71,9 +67,7 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   )
   length = found.drafter.length
   if isinstance(length, Auto) and not may_be_auto:
-    raise ValueError(
-      '--gamma auto is for commands that decode, such as bench: give a number'
-    )
+    raise ValueError('--gamma auto is for commands that decode, such as bench')
   # Before anything is loaded.
   judge.verify_fn(length if isinstance(length, Tree) else None)
   judge.sampling.check_is_used()

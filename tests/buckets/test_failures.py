@@ -81,7 +81,7 @@ def test_nothing_in_the_bucket(bucket, capfd):
     f'{bucket}/t: No such file or directory'
   )
   assert told(capfd, 'merge', f'{bucket}/out') == (
-    f'there is no folder {bucket}/out'
+    f'{bucket}/out has no shards to merge'
   )
 
 

@@ -91,9 +91,6 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
 
 def merge(args: argparse.Namespace) -> int:
   """Joins the shards that several `infer --shard_id` runs wrote to one file."""
-  folder = user_path(args.folder)
-  if not folder.is_dir():
-    raise ValueError(f'there is no folder {folder}')
-  for path, num_lines in output.merge(folder):
+  for path, num_lines in output.merge(user_path(args.folder)):
     progress.console().print(f'{path}: {num_lines} examples')
   return 0

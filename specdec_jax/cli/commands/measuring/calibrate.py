@@ -27,12 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args)
   length, rule = choices.drafter.length, choices.rule
-  if args.drafter == 'none':
-    raise ValueError('there is nothing to calibrate: choose a drafter')
-  if not isinstance(length, Fixed):
+  if not isinstance(length, Fixed) or not length.gamma:
     raise ValueError(
-      'calibrate measures chains of one gamma: leave out --adaptive, '
-      '--tree and --num_continuations'
+      'calibrate measures chains of one gamma: choose a drafter, and leave out '
+      '--adaptive, --tree and --num_continuations'
     )
   if isinstance(rule, Block):
     raise ValueError(
