@@ -74,7 +74,7 @@ def block_loss(
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
     apply = functools.partial(losses.apply, BlockDecoder(config), params)
     encode, hidden = _passes(apply, batch, blocks)
-    table = {'token_embedder': layers.to_attend(params['token_embedder'])}
+    table = {'token_embedder': _to_attend(params['token_embedder'])}
     size = _PART if jax.default_backend() == 'cpu' else _LARGE_PART
     memory = encode(keys[0])
     is_revealed = jnp.zeros_like(is_target)
@@ -114,6 +114,15 @@ class _Blocks(NamedTuple):
   text: Array
   gold: Array
   is_known: Array
+
+
+def _to_attend(params: layers.Weights) -> layers.Weights:
+  """The parameters of an `Embed` for many calls of `attend` in training: on a
+  CPU with a transpose, whose gradient needs no transposed copy per call."""
+  embedding = params['embedding']
+  if not layers.is_cpu_alone() or embedding.dtype != jnp.bfloat16:
+    return params
+  return {**params, layers.TRANSPOSED: layers.row_major(embedding.T)}
 
 
 def _draw_blocks(

@@ -14,11 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
-from specdec_jax.models import (
-  llama,
-  networks,
-  t5,
-)
+from specdec_jax.models import llama, networks, t5
 from specdec_jax.models.drafting import block_decoder, block_heads, eagle
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
@@ -166,10 +162,7 @@ def of(config: AnyConfig) -> Family:
   for family in FAMILIES:
     if type(config) is family.config:
       return family
-  known = ', '.join(family.config.__name__ for family in FAMILIES)
-  raise ValueError(
-    f'a {type(config).__name__} is of no family; there are {known}'
-  )
+  raise ValueError(f'a {type(config).__name__} is of no family')
 
 
 def has_encoder(config: AnyConfig) -> bool:

@@ -7,7 +7,7 @@ erased.
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,41 +17,6 @@ from jax.experimental import layout
 from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.sharding import rules
-
-
-@base.value
-class KVCache:
-  """The self-attention cache of a decoder.
-
-  Attributes:
-    keys: one `[B, H, S, D]` array per layer (H key-value heads, S capacity, D
-      head size), as `values`. Heads come before positions, so that attention
-      contracts the cache as it lies.
-    lengths: int32 `[B]`, how many positions of each row count.
-  """
-
-  keys: tuple[Array, ...]
-  values: tuple[Array, ...]
-  lengths: Array
-
-  @property
-  def capacity(self) -> int:
-    return self.keys[0].shape[2]
-
-
-def init(
-  config: Any, batch_size: int, capacity: int, num_layers: int
-) -> KVCache:
-  """An empty cache; `config` has `head_dim`, `dtype`, and `num_kv_heads`, or
-  `num_heads` alone, where each head has its own keys."""
-  num_heads = getattr(config, 'num_kv_heads', config.num_heads)
-  shape = batch_size, num_heads, capacity, config.head_dim
-  return KVCache(
-    keys=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
-    values=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
-    lengths=jnp.zeros(batch_size, jnp.int32),
-  )
-
 
 # Keys, values and mask `[B, T or 1, E]` of an encoder.
 Cross = tuple[Array, Array, Array]
@@ -76,6 +41,48 @@ class CrossCache:
     mask = self.mask[:, None]
     pairs = zip(self.keys, self.values, strict=True)
     return [(keys, values, mask) for keys, values in pairs]
+
+
+@base.value
+class KVCache:
+  """What a decoder keeps between calls.
+
+  Attributes:
+    keys: one `[B, H, S, D]` array per layer (H key-value heads, S capacity, D
+      head size), as `values`. Heads come before positions, so that attention
+      contracts the cache as it lies.
+    lengths: int32 `[B]`, how many positions of each row count.
+    encoder: of an encoder's output, if there is one.
+  """
+
+  keys: tuple[Array, ...]
+  values: tuple[Array, ...]
+  lengths: Array
+  encoder: CrossCache | None = None
+
+  @property
+  def capacity(self) -> int:
+    return self.keys[0].shape[2]
+
+  @property
+  def crosses(self) -> Sequence[Cross | None]:
+    """What each layer knows of the encoder."""
+    encoder = self.encoder
+    return encoder.by_layer if encoder else [None] * len(self.keys)
+
+
+def init(
+  config: Any, batch_size: int, capacity: int, num_layers: int
+) -> KVCache:
+  """A cache without tokens; `config` has `head_dim`, `dtype`, and
+  `num_kv_heads`, or `num_heads` alone, where each head has its own keys."""
+  num_heads = getattr(config, 'num_kv_heads', config.num_heads)
+  shape = batch_size, num_heads, capacity, config.head_dim
+  return KVCache(
+    keys=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
+    values=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
+    lengths=jnp.zeros(batch_size, jnp.int32),
+  )
 
 
 def crossed(stack: Iterable[Any], encoded: Array, mask: Array) -> CrossCache:

@@ -41,21 +41,21 @@ def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
   cotangent = cotangent.astype(kernel.dtype)
   rows = tuple(range(x.ndim - 1))
   to_x = _dot(cotangent, kernel, (-1, 1))
-  if _is_cpu_alone() and kernel.dtype == jnp.bfloat16:
+  if is_cpu_alone() and kernel.dtype == jnp.bfloat16:
     flat = lambda a: a.reshape(-1, a.shape[-1])
-    to_kernel = _dot(_row_major(flat(x).T), flat(cotangent), 1)
+    to_kernel = _dot(row_major(flat(x).T), flat(cotangent), 1)
   else:
     to_kernel = _dot(x, cotangent, (rows, rows))
   return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
 
 
-def _is_cpu_alone() -> bool:
+def is_cpu_alone() -> bool:
   """Whether there is one CPU device to compute on."""
   mesh = jax.sharding.get_abstract_mesh()
   return jax.default_backend() == 'cpu' and (mesh.empty or mesh.size == 1)
 
 
-def _row_major(x: Array) -> Array:
+def row_major(x: Array) -> Array:
   """A matrix, laid out in memory row by row. XLA:CPU multiplies bfloat16 in
   float32 if a product contracts the first axis of its first operand, and takes
   two to three times as long; a transpose alone is folded into the product."""
@@ -306,15 +306,6 @@ def num_logits(module: nn.Module, vocab_size: int) -> int:
   if not module.has_variable('params', LOGITS):
     return vocab_size
   return int(module.get_variable('params', LOGITS)['kernel'].shape[-1])
-
-
-def to_attend(params: Weights) -> Weights:
-  """The parameters of an `Embed` for many calls of `attend` in training: on a
-  CPU with a transpose, whose gradient needs no transposed copy per call."""
-  embedding = params['embedding']
-  if not _is_cpu_alone() or embedding.dtype != jnp.bfloat16:
-    return params
-  return {**params, TRANSPOSED: _row_major(embedding.T)}
 
 
 def _join(params: dict, names: Sequence[str]) -> dict:

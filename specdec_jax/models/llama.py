@@ -111,11 +111,7 @@ def rope_divisors(
 
 
 def rotate(
-  x: Array,
-  positions: Array,
-  *,
-  base: float,
-  scaling: RopeScaling | None = None,
+  x: Array, positions: Array, *, base: float, scaling: RopeScaling | None = None
 ) -> Array:
   """Rotates each head of `[B, H, T, D]` by its position, int32 `[B, T]`, with
   angles in float32 (Su et al., arXiv 2104.09864; `base` is theta).
@@ -204,10 +200,7 @@ class DecoderLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Array,
-    past: Past,
-    placement: Placement,
+    self, x: Array, past: Past, placement: Placement
   ) -> tuple[Array, Array, Array]:
     config = self.config
     norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)

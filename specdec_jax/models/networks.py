@@ -42,12 +42,12 @@ def _jitted(layer: Any) -> Any:
 
 
 # A cache to append to, if there is one.
-_Kept = TypeVar('_Kept', KVCache, KVCache | None)
+Kept = TypeVar('Kept', KVCache, KVCache | None)
 
 
 def through(
-  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: _Kept
-) -> tuple[Array, _Kept]:
+  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: Kept
+) -> tuple[Array, Kept]:
   """Puts a stream `[B, T, embed]` through a stack of layers: what leaves the
   last one, and the cache with T more positions. `models.taps` may keep the
   streams between them; that costs nothing where nobody asks."""
@@ -65,8 +65,9 @@ def through(
   if past is None:
     return x, past
   lengths = past.lengths + x.shape[1]
-  cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
-  return x, cache
+  return x, dataclasses.replace(
+    past, keys=tuple(keys), values=tuple(values), lengths=lengths
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,15 +76,14 @@ class Network:
 
   Attributes:
     module: a network with three methods: `empty_cache(batch_size, capacity)`,
-      with a third argument, int32 `[B, E]`, if it has an encoder;
-      `extend(tokens, cache, placement)`, to the last hidden states `[B, T,
-      embed]` and the cache; and `project`, from such states to logits. If
-      `extend` goes `through` its layers, `models.taps` can keep its streams.
+      to a `KVCache`, with a third argument, int32 `[B, E]`, if it has an
+      encoder; `extend(tokens, cache, placement)`, to the last hidden states
+      `[B, T, embed]` and the cache; and `project`, from such states to logits.
+      If `extend` goes `through` its layers, `models.taps` can keep its streams.
     config: its sizes, of which `vocab_size`, `embed_dim` and `dtype` are read.
     num_layers: of the decoder.
     has_encoder: whether prompts need encoder tokens; else they may have none.
     embedder: where the decoder's token embeddings lie among the parameters.
-    rewind: of `base.LanguageModel`, for the network's cache, as `gather`.
   """
 
   module: nn.Module
@@ -91,8 +91,6 @@ class Network:
   num_layers: int
   has_encoder: bool = False
   embedder: tuple[str, ...] = ('token_embedder',)
-  rewind: Callable[[Any, Array], Any] = kv_cache.rewind
-  gather: Callable[[Any, Array, Array, int], Any] = kv_cache.gather_all
 
   def token_embedder(self, params: Weights) -> Weights:
     """The parameters of the decoder's token embeddings."""
@@ -178,7 +176,7 @@ def language_model(network: Network) -> LanguageModel:
     cache, tokens = network.before_prompt(params, prompt, max_len)
     if tokens.shape[1]:
       _, cache = apply(params, tokens, cache, method='extend')
-    return network.rewind(cache, prompt.decoder_lengths - 1)
+    return kv_cache.rewind(cache, prompt.decoder_lengths - 1)
 
   def extend(
     params: Weights,
@@ -190,6 +188,7 @@ def language_model(network: Network) -> LanguageModel:
     x, cache = apply(params, tokens, cache, placement, method='extend')
     return network.project(params, x, at), cache
 
+  vocab_size = network.config.vocab_size
   return LanguageModel(
-    init, extend, network.rewind, network.config.vocab_size, network.gather
+    init, extend, kv_cache.rewind, vocab_size, kv_cache.gather_all
   )

@@ -9,43 +9,19 @@ the keys and values of cross-attention are computed once per decode.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from specdec_jax import base
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, layers, networks, t5_layers
-from specdec_jax.models.kv_cache import Cross, CrossCache, KVCache
+from specdec_jax.models.kv_cache import Cross, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
-from specdec_jax.models.networks import Network
+from specdec_jax.models.networks import Kept, Network
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
-
-
-@base.value
-class T5Cache:
-  """What a decoder keeps between calls: keys and values of the tokens so far,
-  and of an encoder, if there is one."""
-
-  decoder: KVCache
-  encoder: CrossCache | None = None
-
-  @property
-  def lengths(self) -> Array:
-    return self.decoder.lengths
-
-  @property
-  def capacity(self) -> int:
-    return self.decoder.capacity
-
-  @property
-  def crosses(self) -> Sequence[Cross | None]:
-    """What each layer knows of the encoder."""
-    encoder = self.encoder
-    return encoder.by_layer if encoder else [None] * len(self.decoder.keys)
 
 
 class Encoder(nn.Module):
@@ -100,8 +76,8 @@ class Decoder(nn.Module):
     tokens: Array,
     placement: Placement,
     crosses: Iterable[Cross | None],
-    past: KVCache | None = None,
-  ) -> tuple[Array, KVCache | None]:
+    past: Kept,
+  ) -> tuple[Array, Kept]:
     """Reads int32 `[B, T]`: `[B, T, embed]`, the input of `project`, and the
     cache. They are appended to `past`, which is None if all tokens are new;
     `crosses` is what each layer, in turn, knows of the encoder."""
@@ -147,28 +123,25 @@ class T5(nn.Module):
 
   def empty_cache(
     self, batch_size: int, capacity: int, encoder_tokens: Array | None = None
-  ) -> T5Cache:
+  ) -> KVCache:
     """No tokens, after an encoder's int32 `[B, E]`, if there is one."""
     layers = self.decoder.layers
-    decoder = kv_cache.init(self.config, batch_size, capacity, len(layers))
+    empty = kv_cache.init(self.config, batch_size, capacity, len(layers))
     if encoder_tokens is None:
-      return T5Cache(decoder=decoder)
+      return empty
     encoded = self.encode(encoder_tokens)
     crosses = kv_cache.crossed(layers, encoded, encoder_tokens > 0)
-    return T5Cache(decoder=decoder, encoder=crosses)
+    return dataclasses.replace(empty, encoder=crosses)
 
   def extend(
-    self, tokens: Array, cache: T5Cache, placement: Placement | None = None
-  ) -> tuple[Array, T5Cache]:
+    self, tokens: Array, cache: KVCache, placement: Placement | None = None
+  ) -> tuple[Array, KVCache]:
     """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
     cache."""
-    past = cache.decoder
     placement = attention.placed(
-      past.lengths, tokens.shape[1], past.capacity, placement
+      cache.lengths, tokens.shape[1], cache.capacity, placement
     )
-    x, decoder = self.decoder(tokens, placement, cache.crosses, past)
-    assert decoder is not None
-    return x, dataclasses.replace(cache, decoder=decoder)
+    return self.decoder(tokens, placement, cache.crosses, cache)
 
   def project(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
@@ -221,7 +194,7 @@ class T5(nn.Module):
         (*layer.encoder_decoder_attention.keys_values(encoded), cross_mask)
         for layer in self.decoder.layers
       )
-    x, _ = self.decoder(decoder_tokens, placement, crosses)
+    x, _ = self.decoder(decoder_tokens, placement, crosses, None)
     return x
 
 
@@ -234,34 +207,12 @@ def network(config: T5Config) -> Network:
   has_encoder = config.num_encoder_layers > 0
   # An encoder's embeddings are the decoder's, too.
   branch = () if has_encoder else ('decoder',)
-  return encoder_decoder(
-    T5(config),
-    config,
-    has_encoder=has_encoder,
-    embedder=(*branch, 'token_embedder'),
-  )
-
-
-def encoder_decoder(module: nn.Module, config: Any, **options: Any) -> Network:
-  """A network with a `T5Cache`; `options` are fields of `Network`."""
-
-  def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
-    decoder = kv_cache.rewind(cache.decoder, lengths)
-    return dataclasses.replace(cache, decoder=decoder)
-
-  def gather(
-    cache: T5Cache, starts: Array, offsets: Array, span: int
-  ) -> T5Cache:
-    decoder = kv_cache.gather_all(cache.decoder, starts, offsets, span)
-    return dataclasses.replace(cache, decoder=decoder)
-
   return Network(
-    module=module,
+    module=T5(config),
     config=config,
     num_layers=config.num_decoder_layers,
-    rewind=rewind,
-    gather=gather,
-    **{'has_encoder': True} | options,
+    has_encoder=has_encoder,
+    embedder=(*branch, 'token_embedder'),
   )
 
 

@@ -112,7 +112,7 @@ def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
     batch_size, num_tokens, width = streams.shape
     shape = batch_size, 1, target.capacity, width
     cache = StreamsCache(
-      target=network.rewind(target, jnp.zeros_like(lengths)),
+      target=kv_cache.rewind(target, jnp.zeros_like(lengths)),
       streams=jnp.zeros(shape, jnp.uint16),
     )
     return keep(cache, streams, None) if num_tokens else cache
@@ -173,11 +173,11 @@ def _tapped(
     return network.project(params, x, at), cache
 
   def rewind(cache: Any, lengths: Array) -> Any:
-    target = network.rewind(cache.target, lengths)
+    target = kv_cache.rewind(cache.target, lengths)
     return dataclasses.replace(cache, target=target)
 
   def gather(cache: Any, starts: Array, offsets: Array, span: int) -> Any:
-    target = network.gather(cache.target, starts, offsets, span)
+    target = kv_cache.gather_all(cache.target, starts, offsets, span)
     moved = move(cache, starts, offsets, span)
     return dataclasses.replace(moved, target=target)
 

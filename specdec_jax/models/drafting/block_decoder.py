@@ -18,16 +18,8 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.drafters.spec_drafter import BlockModel
-from specdec_jax.models import kv_cache
+from specdec_jax.models import kv_cache, layers
 from specdec_jax.models.kv_cache import Cross, CrossCache
-from specdec_jax.models.layers import (
-  Dense,
-  Dropout,
-  Embed,
-  Mlp,
-  Weights,
-  applied,
-)
 from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import Encoder
 from specdec_jax.models.t5_layers import Attention, T5Config
@@ -96,17 +88,14 @@ class BlockLayer(nn.Module):
     self.self_attention_layer_norm = norm()
     self.encoder_decoder_attention = Attention(config)
     self.cross_attention_layer_norm = norm()
-    self.mlp = Mlp(config.mlp_dim, ('gelu',), config.dtype, config.dropout_rate)
+    self.mlp = layers.Mlp(
+      config.mlp_dim, ('gelu',), config.dtype, config.dropout_rate
+    )
     self.mlp_layer_norm = norm()
-    self.dropout = Dropout(config.dropout_rate)
+    self.dropout = layers.Dropout(config.dropout_rate)
 
   def __call__(
-    self,
-    queries: Array,
-    keys: Array,
-    values: Array,
-    mask: Array,
-    cross: Cross,
+    self, queries: Array, keys: Array, values: Array, mask: Array, cross: Cross
   ) -> Array:
     """`[R, T, embed]` attends to `[R, H, S, D]` under a mask `[R, 1 or T, S]`,
     and to the source's keys and values under a mask `[B, 1, E]`; R is a
@@ -127,16 +116,16 @@ class BlockDecoder(nn.Module):
   def setup(self):
     config = self.config
     t5_config = encoder_config(config)
-    embed = functools.partial(Embed, dtype=config.dtype)
+    embed = functools.partial(layers.Embed, dtype=config.dtype)
     self.token_embedder = embed(config.vocab_size, config.embed_dim)
     self.encoder = Encoder(t5_config)
     self.encoder_positions = embed(config.max_positions, config.embed_dim)
     self.decoder_positions = embed(config.max_positions, config.embed_dim)
-    self.copy_query = Dense(config.embed_dim, config.dtype)
+    self.copy_query = layers.Dense(config.embed_dim, config.dtype)
     self.layers = [
       BlockLayer(t5_config) for _ in range(config.num_decoder_layers)
     ]
-    self.dropout = Dropout(config.dropout_rate)
+    self.dropout = layers.Dropout(config.dropout_rate)
 
   def encode(self, encoder_tokens: Array, num_positions: int) -> BlockMemory:
     """int32 `[B, E]`, 0 where padded, and room for texts of N positions;
@@ -307,7 +296,7 @@ def encoder_config(config: BlockDecoderConfig) -> T5Config:
   return T5Config(**sizes)
 
 
-def init_params(config: BlockDecoderConfig, rng_key: Array) -> Weights:
+def init_params(config: BlockDecoderConfig, rng_key: Array) -> layers.Weights:
   """Fresh float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   return BlockDecoder(config).init(
@@ -318,7 +307,7 @@ def init_params(config: BlockDecoderConfig, rng_key: Array) -> Weights:
 def block_model(config: BlockDecoderConfig) -> BlockModel:
   """The network of a Spec-Drafter; its params are those of `BlockDecoder`. A
   text and block that exceed its positions raise ValueError while tracing."""
-  apply = applied(BlockDecoder(config))
+  apply = layers.applied(BlockDecoder(config))
 
   def init(params, encoder_tokens: Array, num_positions: int) -> BlockMemory:
     room = min(num_positions, config.max_positions)

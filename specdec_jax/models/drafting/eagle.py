@@ -132,17 +132,10 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
   """The layers of a target of `num_layers` whose inputs are features; raises
-  ValueError if it has too few."""
-  layers = config.feature_layers
+  ValueError if it has too few for the usual ones."""
   # Of a target of 30 layers: 2, 15 and 27, early, middle and late.
-  if not layers:
-    layers = (2, num_layers // 2, num_layers - 3)
-    _check_ascending(layers)
-  if layers[-1] > num_layers:
-    raise ValueError(
-      f'the feature layers are {_listed(layers)}, and the target has '
-      f'{num_layers}'
-    )
+  layers = config.feature_layers or (2, num_layers // 2, num_layers - 3)
+  _check_ascending(layers)
   return layers
 
 
@@ -175,8 +168,9 @@ class Eagle(nn.Module):
     if config.norm_before_logits:
       self.decoder_norm = norm()
     self.logits_dense = Dense(config.draft_vocab_size)
+    first_ids = lambda key, shape: jnp.arange(shape[0], dtype=jnp.int32)
     self.target_ids = parameter(
-      self, 'target_ids', _first_ids, (config.draft_vocab_size,)
+      self, 'target_ids', first_ids, (config.draft_vocab_size,)
     )
 
   def embed(self, tokens: Array) -> Array:
@@ -249,11 +243,6 @@ class Eagle(nn.Module):
     if config.norm_before_logits and not config.norm_before_next:
       hidden = self.decoder_norm(hidden)
     return self.logits_dense(hidden)
-
-
-def _first_ids(rng_key: Array, shape: tuple[int, ...]) -> Array:
-  del rng_key
-  return jnp.arange(shape[0], dtype=jnp.int32)
 
 
 def init_params(config: EagleConfig, rng_key: Array) -> Weights:

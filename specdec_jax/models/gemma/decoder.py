@@ -6,7 +6,6 @@ left behind too, so that rolling it back is an assignment to its lengths.
 """
 
 import functools
-from collections.abc import Sequence
 
 import flax.linen as nn
 
@@ -14,7 +13,7 @@ from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.kv_cache import Cross, KVCache
+from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.networks import Network
 from specdec_jax.sharding import rules
 
@@ -37,15 +36,10 @@ class Decoder(nn.Module):
     self.decoder_norm = layers.norm(config)
 
   def extend(
-    self,
-    tokens: Array,
-    past: KVCache,
-    placement: Placement | None = None,
-    crosses: Sequence[Cross | None] = (),
+    self, tokens: Array, past: KVCache, placement: Placement | None = None
   ) -> tuple[Array, KVCache]:
-    """Appends int32 `[B, T]`: the input `[B, T, embed]` of `project`, and the
-    cache. `crosses` is what each layer knows of an encoder; tokens are a run of
-    text unless they are placed otherwise."""
+    """Appends int32 `[B, T]`, a run of text unless placed otherwise: the input
+    `[B, T, embed]` of `project`, and the cache."""
     placement = attention.placed(
       past.lengths, tokens.shape[1], past.capacity, placement
     )
@@ -56,9 +50,9 @@ class Decoder(nn.Module):
         layer,
         positions=placement.positions,
         mask=attention.within(placement, layer.window).mask,
-        cross=crosses[i] if crosses else None,
+        cross=cross,
       )
-      for i, layer in enumerate(self.layers)
+      for layer, cross in zip(self.layers, past.crosses, strict=True)
     )
     x, cache = networks.through(self, stack, x, past)
     return self.decoder_norm(x), cache

@@ -131,8 +131,8 @@ class SelfAttention(nn.Module):
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    attend = functools.partial(_attend, used_only=past is not None)
-    mixed = attend(config, queries, keys, values, mask)
+    has_past = past is not None
+    mixed = _attend(config, queries, keys, values, mask, used_only=has_past)
     return Dense(x.shape[-1], config.dtype, name='out')(mixed), keys, values
 
 
@@ -223,20 +223,9 @@ def _placed(by_head: Array) -> Array:
   return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
 
 
-def _attend(
-  config: GemmaConfig,
-  queries: Array,
-  keys: Array,
-  values: Array,
-  mask: Array,
-  *,
-  used_only: bool,
-) -> Array:
+def _attend(config: GemmaConfig, *inputs: Array, used_only: bool) -> Array:
   return attention.attend(
-    queries,
-    keys,
-    values,
-    mask,
+    *inputs,
     scale=config.query_pre_attn_scalar**-0.5,
     softcap=config.attention_softcap,
     used_only=used_only,

@@ -11,12 +11,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, networks, t5
+from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.networks import Network
-from specdec_jax.models.t5 import T5Cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,22 +103,18 @@ class T5Gemma(nn.Module):
 
   def empty_cache(
     self, batch_size: int, capacity: int, encoder_tokens: Array
-  ) -> T5Cache:
+  ) -> KVCache:
     """No tokens after an encoder's int32 `[B, E]`."""
-    decoder = self.decoder.empty_cache(batch_size, capacity)
+    empty = self.decoder.empty_cache(batch_size, capacity)
     encoded, is_token = self.encoder(encoder_tokens), encoder_tokens > 0
     crosses = kv_cache.crossed(self.decoder.layers, encoded, is_token)
-    return T5Cache(decoder=decoder, encoder=crosses)
+    return dataclasses.replace(empty, encoder=crosses)
 
   def extend(
-    self, tokens: Array, cache: T5Cache, placement: Placement | None = None
-  ) -> tuple[Array, T5Cache]:
-    """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
-    cache."""
-    x, decoder = self.decoder.extend(
-      tokens, cache.decoder, placement, cache.crosses
-    )
-    return x, dataclasses.replace(cache, decoder=decoder)
+    self, tokens: Array, cache: KVCache, placement: Placement | None = None
+  ) -> tuple[Array, KVCache]:
+    """See `Decoder.extend`."""
+    return self.decoder.extend(tokens, cache, placement)
 
   def project(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
@@ -130,6 +126,10 @@ def network(config: T5GemmaConfig) -> Network:
 
   The encoder's padding is id 0; the decoder begins with the start of text, 2.
   """
-  return t5.encoder_decoder(
-    T5Gemma(config), config, embedder=('decoder', 'token_embedder')
+  return Network(
+    module=T5Gemma(config),
+    config=config,
+    num_layers=config.num_decoder_layers,
+    has_encoder=True,
+    embedder=('decoder', 'token_embedder'),
   )
