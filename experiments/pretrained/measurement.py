@@ -25,7 +25,6 @@ from specdec_jax.base import (
   Params,
   Prompt,
 )
-from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
@@ -161,7 +160,8 @@ def read_draft(name: str, setting: Setting) -> Draft:
   Raises:
     ValueError: if it does not fit the target.
   """
-  kind = SpecDrafter if loading.is_drafter(loading.locate(name)) else DraftModel
+  is_model = models.usual_drafter(name) == 'model'
+  kind = DraftModel if is_model else SpecDrafter
   choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
   length = lengths.usual(choice.length)
   choice = dataclasses.replace(choice, gamma=lengths.fixed(length))

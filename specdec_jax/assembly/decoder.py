@@ -11,18 +11,14 @@ from jax.stages import Compiled
 
 from specdec_jax import drafters
 from specdec_jax.assembly import models
-from specdec_jax.assembly.drafters import (
-  DrafterChoice,
-  Drafting,
-  NoDrafter,
-  Target,
-)
+from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
+from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Auto, Fixed, Length, usual
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
-from specdec_jax.checkpoints import formats, loading
+from specdec_jax.checkpoints import formats, huggingface, loading
 from specdec_jax.data import text_pool
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import Pool
@@ -245,7 +241,7 @@ def outline(
   if not (is_dry_run or model.is_random):
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
-    sampling = sampling.with_defaults(*loading.stated(path))
+    sampling = sampling.with_defaults(*huggingface.stated(path))
   seen = Target(
     name=model.checkpoint,
     config=config,
@@ -383,10 +379,6 @@ def build(
 ) -> Decoder:
   """Makes a decoder for one device; see `outline` and `load`."""
   made = outline(
-    model,
-    drafter=drafter,
-    rule=rule,
-    sampling=sampling,
-    exact_bits=exact_bits,
+    model, drafter=drafter, rule=rule, sampling=sampling, exact_bits=exact_bits
   )
   return load(made, waiting=waiting)

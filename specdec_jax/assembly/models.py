@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -80,22 +79,7 @@ def read_config(model: Model) -> Config:
   if model.sizes in presets.PRESETS:
     return presets.preset(model.sizes, dtype=dtype)
   path = loading.locate(model.checkpoint)
-  try:
-    return loading.read_config(path, dtype=dtype, config=model.sizes)
-  except ValueError as error:
-    if (kind := _kind_of_drafter(path)) is None:
-      raise
-    raise ValueError(
-      f'{error}: give it as draft_model, with drafter {kind}'
-    ) from error
-
-
-def _kind_of_drafter(path: Path) -> str | None:
-  """Returns the drafter that a network at a path is for, if it only drafts."""
-  with contextlib.suppress(ValueError):
-    config = loading.read_config(path, only_drafts=True)
-    return families.drafts_for(config)
-  return None
+  return loading.read_config(path, dtype=dtype, config=model.sizes)
 
 
 def usual_drafter(checkpoint: str | None, sizes: str | None = None) -> str:
@@ -106,7 +90,8 @@ def usual_drafter(checkpoint: str | None, sizes: str | None = None) -> str:
   kind = None
   if sizes is None:
     with contextlib.suppress(ValueError):
-      kind = _kind_of_drafter(loading.locate(checkpoint))
+      found = formats.read_config(loading.locate(checkpoint))
+      kind = families.drafts_for(found)
   return kind or 'model'
 
 
@@ -120,8 +105,8 @@ def read_drafter_config(model: Model, kind: str) -> Any:
     config = cast(DrafterConfig, model.sizes)
   else:
     path = loading.locate(model.checkpoint)
-    config = loading.read_config(path, dtype=dtype, only_drafts=True)
-  found = families.drafts_for(config)
+    config = formats.read_config(path, dtype)
+  found = families.drafts_for(config) or 'model'
   if found != kind:
     raise ValueError(f'{model.checkpoint} is for drafter {found}, not {kind}')
   return config

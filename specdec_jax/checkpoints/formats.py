@@ -86,13 +86,9 @@ def find(path: Path) -> Format:
   """The format of a file or folder; raises ValueError if it is of none."""
   if found := find_if_any(path):
     return found
-  # What T5X left behind half written is told apart from nothing at all.
-  names = [child.name for child in path.iterdir()] if path.is_dir() else []
-  if any(name.startswith(('checkpoint', 'target.')) for name in names):
-    t5x.find(path)  # Says what is wrong with it.
   raise ValueError(
-    f'{path} has no {huggingface.CONFIG} of Hugging Face, no checkpoint_N of '
-    f'T5X and no {model_file.NAME} of ours'
+    f'{path} has no {huggingface.CONFIG} of Hugging Face, no finished '
+    f'checkpoint_N of T5X and no {model_file.NAME} of ours'
   )
 
 
@@ -102,7 +98,9 @@ def find_if_any(path: Path) -> Format | None:
 
 
 def read_config(
-  path: Path, dtype: jnp.dtype, sizes: Config | str | None = None
+  path: Path,
+  dtype: jnp.dtype = jnp.float32,
+  sizes: Config | str | None = None,
 ) -> Any:
   """Returns the sizes of a network; `sizes` is what a user says of them,
   ValueError where files state them."""

@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import logging
+import reprlib
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, huggingface, pretrained
@@ -69,10 +69,10 @@ def load(
     ImportError: if a package that reads them is not installed.
   """
   path = locate(name)
-  loaded, params = read(path, dtype=dtype, config=config)
+  loaded = read_config(path, dtype=dtype, config=config)
+  params = formats.read_params(path, loaded)
   found = vocabulary_of(path, loaded, vocabulary)
-  # Before copies for CPUs are added to them.
-  num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+  num_params = layers.num_params(params)
   num_layers = '+'.join(map(str, families.num_layers(loaded))) or '0'
   description = (
     f'{path.name}: {num_params / 1e6:.0f}M parameters in '
@@ -118,15 +118,10 @@ def read(
   *,
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
-  only_drafts: bool = False,
 ) -> tuple[Any, Weights]:
-  """Sizes and parameters of the model at a path of `locate`; arguments and
-  errors are those of `load`.
-
-  With `only_drafts` it must be a network that only drafts, such as
-  `ende-spec-drafter`, else a whole model.
-  """
-  found = read_config(path, dtype=dtype, config=config, only_drafts=only_drafts)
+  """Sizes and parameters of the network at a path of `locate`, a whole model or
+  one that only drafts; arguments and errors are those of `load`."""
+  found = formats.read_config(path, dtype, config)
   return found, formats.read_params(path, found)
 
 
@@ -135,27 +130,15 @@ def read_config(
   *,
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
-  only_drafts: bool = False,
-) -> Any:
-  """Returns the sizes alone; see `read`."""
-  # A network that only drafts is refused as a model, and the reverse.
+) -> Config:
+  """The sizes of a whole model; see `load`."""
   found = formats.read_config(path, dtype, config)
-  name = families.of(found).name
-  if families.only_drafts(found) and not only_drafts:
+  if kind := families.drafts_for(found):
     raise ValueError(
-      f'{path} is of the kind {name}, which only drafts for a model'
-    )
-  if only_drafts and not families.only_drafts(found):
-    raise ValueError(
-      f'{path} is a whole model, of the kind {name}; expected a network that '
-      'only drafts'
+      f'{path} is of the kind {families.of(found).name}, which only drafts for '
+      f'a model: give it as draft_model, with drafter {kind}'
     )
   return found
-
-
-def is_drafter(path: Path) -> bool:
-  """Tells whether a folder holds a network that only drafts."""
-  return families.only_drafts(formats.read_config(path, jnp.float32))
 
 
 def read_vocabulary(
@@ -198,16 +181,14 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
   known = huggingface.NOT_HONOURED
   if is_converted:
     known = known | huggingface.HONOURED
-  if path.is_dir() and (sentence := huggingface.not_honoured(path, known)):
-    logging.getLogger('specdec_jax').warning(sentence)
-
-
-def stated(path: Path) -> tuple[str, dict[str, Any]]:
-  """Returns settings of texts that the files at a path state, by the names of
-  `assembly.processing.Processing`, and the path of the file."""
-  if not path.is_dir():
-    return str(path), {}
-  return huggingface.stated(path, huggingface.HONOURED)
+  file, found = huggingface.stated(path, known)
+  # As `sequence_bias [...]`.
+  said = sorted(f'{key} {reprlib.repr(x)}' for key, x in found.items())
+  if said:
+    logging.getLogger('specdec_jax').warning(
+      f'{file} has {", ".join(said)}: transformers heeds that, and here it '
+      'changes nothing'
+    )
 
 
 def is_padding(num_rows: int) -> bool:

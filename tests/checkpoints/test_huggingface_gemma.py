@@ -131,7 +131,7 @@ REFUSED = [
   ('gemma2', '', {'layer_types': ['full_attention']}, 'expected 2 of full'),
   ('gemma2', '', {'layer_types': ['full', 'none']}, 'layer_types is .*none'),
   ('gemma2', '', {'attn_logit_softcapping': -1.0}, 'is -1.0, expected a num'),
-  ('gemma2', '', {'quantization_config': {'bits': 4}}, 'quantised'),
+  ('gemma2', '', {'quantization_config': {'bits': 4}}, 'quantization_config'),
   ('gemma2', '', {'altup_num_inputs': 4}, 'is 4, a key that is not known'),
   ('gemma3_text', '', {'attn_logit_softcapping': 50.0}, 'is 50.0, expected n'),
   ('t5gemma', '', {'is_encoder_decoder': False}, 'is False, expected true'),

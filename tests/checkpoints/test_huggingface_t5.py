@@ -162,7 +162,7 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
     ({'decoder_start_token_id': 2}, 'decoder_start_token_id is 2'),
     ({'pad_token_id': 5}, 'pad_token_id is 5'),
     ({'is_encoder_decoder': False}, 'is_encoder_decoder is False'),
-    ({'quantization_config': {'bits': 8}}, 'quantised'),
+    ({'quantization_config': {'bits': 8}}, 'quantization_config'),
     ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu'.*gelu_new"),
     ({'is_gated_act': False}, 'is_gated_act is False'),
     ({'scalable_attention': True}, 'scalable_attention is True'),

@@ -12,6 +12,7 @@ pytest.importorskip('safetensors')
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import loading, pretrained
+from specdec_jax.models import families
 
 MAX_BYTES = 60_000_000
 NAMES = pretrained.names()
@@ -33,9 +34,8 @@ def test_weights_and_cards_agree(name, monkeypatch):
   for module in ('orbax', 'orbax.checkpoint', 'tensorstore'):
     monkeypatch.setitem(sys.modules, module, None)
   folder = loading.locate(name)
-  only_drafts = loading.is_drafter(folder)
-  config, params = loading.read(folder, only_drafts=only_drafts)
-  if not only_drafts:
+  config, params = loading.read(folder)
+  if not families.only_drafts(config):
     text = 'Ein kleiner Texteditor: 100 %.'
     vocabulary = loading.load(name).vocabulary
     assert vocabulary.decode(vocabulary.encode(text)) == text

@@ -47,8 +47,7 @@ def assert_same_bits(params, expected):
 
 
 def read(folder, config, dtype):
-  only_drafts = families.only_drafts(config)
-  return loading.read(folder, dtype=dtype, only_drafts=only_drafts)
+  return loading.read(folder, dtype=dtype)
 
 
 # Linen's LayerNorm promotes bfloat16 to float32 by itself.
@@ -104,14 +103,14 @@ def test_damage_is_named(tmp_path):
   whole = path.read_bytes()
   path.write_bytes(whole[:-100])
   with pytest.raises(ValueError, match='no complete'):
-    loading.read(folder, only_drafts=True)
+    loading.read(folder)
   path.write_bytes(whole)
   model_file.write(folder, toy_block.config(V, num_decoder_layers=3))
   with pytest.raises(ValueError, match=r'lacks.*layers_2/'):
-    loading.read(folder, only_drafts=True)
+    loading.read(folder)
   model_file.write(folder, toy_block.config(V, mlp_dim=16))
   with pytest.raises(ValueError, match=r'mlp/.*\['):
-    loading.read(folder, only_drafts=True)
+    loading.read(folder)
 
 
 def test_shipped_models_have_names_and_share_a_vocabulary(
@@ -136,12 +135,10 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
   expected = layers.with_cpu_copies(weights(config), is_tied=config.is_tied)
   assert_same_bits(model.params, expected)
   assert_same_bits(
-    loading.read(loading.locate('draft-tiny'), only_drafts=True)[1],
+    loading.read(loading.locate('draft-tiny'))[1],
     weights(drafter),
   )
   with pytest.raises(ValueError, match='only drafts'):
     loading.load('draft-tiny')
-  with pytest.raises(ValueError, match=r'whole model.*t5'):
-    loading.read(loading.locate('lm-tiny'), only_drafts=True)
   with pytest.raises(ValueError, match='smollm2-135m, draft-tiny'):
     loading.load('lm-tini')

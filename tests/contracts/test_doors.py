@@ -28,7 +28,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.checkpoints import huggingface, loading, safetensors_model
+from specdec_jax.checkpoints import formats, huggingface, safetensors_model
 from specdec_jax.decoding import speculative
 from specdec_jax.models import families
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
@@ -459,7 +459,7 @@ def test_a_dry_run_counts_a_drafter(name, folder, capfd, monkeypatch):
   [row] = [x for x in result.out.splitlines() if 'drafter parameters' in x]
   found = int(row.split('│')[2].strip().replace(',', ''))
   path = folder / name
-  config = loading.read_config(path, only_drafts=loading.is_drafter(path))
+  config = formats.read_config(path)
   shapes = jax.tree.leaves(families.param_shapes(config))
   assert found == sum(leaf.size for leaf in shapes)
   assert not (folder / f'dry_{name}').exists()

@@ -20,7 +20,7 @@ from experiments.pretrained.__main__ import main
 from specdec_jax import logits
 from specdec_jax.assembly.rules import Greedy
 from specdec_jax.base import Params
-from specdec_jax.checkpoints import loading, orbax, pretrained
+from specdec_jax.checkpoints import formats, loading, orbax, pretrained
 from specdec_jax.data import written_texts
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
@@ -227,7 +227,7 @@ def test_other_networks_are_shipped_in_our_format(
   assert ship(folder, 'draft-toy', 'block') == 0
   model = loading.load('lm-toy', dtype=jnp.bfloat16)
   assert not model.config.num_encoder_layers
-  drafter = loading.read_config(shipped / 'draft-toy', only_drafts=True)
+  drafter = formats.read_config(shipped / 'draft-toy')
   assert drafter.max_positions == 80
   card_text = (shipped / 'draft-toy' / 'README.md').read_text()
   assert 'It only drafts' in card_text

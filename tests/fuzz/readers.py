@@ -71,7 +71,7 @@ def _read_gguf_gemma(folder: Path) -> None:
 
 
 def _read_drafter(folder: Path) -> None:
-  loading.read(folder, only_drafts=True)
+  loading.read(folder)
 
 
 def _read_vocabulary(folder: Path) -> None:

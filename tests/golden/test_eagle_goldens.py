@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip('safetensors')
 
-from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints import formats, loading
 from specdec_jax.models.drafting.eagle import Eagle
 from specdec_jax.models.layers import applied
 from tests.golden import eagle_reference
@@ -79,7 +79,7 @@ def drafted(config, params, golden, lengths):
 @pytest.mark.parametrize('spelling', SPELLINGS)
 def test_logits_of_each_spelling(spelling):
   golden = golden_of(spelling)
-  config, params = loading.read(folder_of(spelling), only_drafts=True)
+  config, params = loading.read(folder_of(spelling))
   lengths = np.array([1, 4, 6], np.int32)
   first, rest = jax.jit(drafted, static_argnums=0)(
     config, params, golden, lengths
@@ -106,7 +106,7 @@ def test_numpy_agrees_with_the_makers(spelling):
     len(golden['logits']),
   )
   np.testing.assert_allclose(golden['logits'], logits, rtol=0, atol=2e-5)
-  _, params = loading.read(folder_of(spelling), only_drafts=True)
+  _, params = loading.read(folder_of(spelling))
   np.testing.assert_array_equal(
     params['target_ids'], eagle_reference.target_ids(folder)
   )
@@ -114,10 +114,7 @@ def test_numpy_agrees_with_the_makers(spelling):
 
 def test_every_norm_of_the_network_is_in_a_spelling():
   """So that the logits above say something of each."""
-  configs = [
-    loading.read_config(folder_of(spelling), only_drafts=True)
-    for spelling in SPELLINGS
-  ]
+  configs = [formats.read_config(folder_of(spelling)) for spelling in SPELLINGS]
   for name, default in (
     ('norm_before_residual', False),
     ('norm_before_fc', False),

@@ -266,10 +266,10 @@ def test_a_run_that_was_stopped_goes_on(texts, capsys):
   rate = '--gin.optimizers.learning_rate.steps_per_cycle=4'
   for steps in (2, 4):
     assert train(texts, 'halves', steps, rate) == 0
-  config, params = loading.read(whole / 'model', only_drafts=True)
+  config, params = loading.read(whole / 'model')
   assert config.feature_layers == (1, 2)
   assert families.only_drafts(config)
-  _, again = loading.read(texts / 'halves' / 'model', only_drafts=True)
+  _, again = loading.read(texts / 'halves' / 'model')
   jax.tree.map(np.testing.assert_array_equal, params, again)
 
   def lines(name):
@@ -296,8 +296,8 @@ def test_a_run_begins_from_another(texts):
   still = '--gin.LEARNING_RATE=1e-30'
   path = f'--gin.INITIAL_CHECKPOINT_PATH="{first}"'
   assert train(texts, 'second', 2, still, path) == 0
-  _, expected = loading.read(first, only_drafts=True)
-  _, found = loading.read(texts / 'second' / 'model', only_drafts=True)
+  _, expected = loading.read(first)
+  _, found = loading.read(texts / 'second' / 'model')
   jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 

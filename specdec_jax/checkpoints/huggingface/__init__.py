@@ -1,7 +1,7 @@
 """Models in folders as Hugging Face lays them out, and its hub."""
 
 import json
-import reprlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +23,6 @@ CONFIG = 'config.json'
 _GENERATION = 'generation_config.json'
 # What is downloaded of a repository.
 _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
-
-
 _Convert = Callable[[Any, Weights], Weights]
 
 
@@ -111,13 +109,10 @@ _ROLES = (
 
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
   """Returns the sizes that a folder's config.json states; raises ValueError if
-  it is missing or broken, has a key that is not known or describes a network
-  that `models` does not compute, or its weights are quantised."""
+  it is missing or broken, has a key that is not known, such as that of packed
+  weights, or describes a network that `models` does not compute."""
   values = settings.read(folder / CONFIG)
   network = _network_stated(values)
-  for key in ('quantization_config', 'compression_config'):
-    if values.has(key):
-      values.refuse(key, 'null: quantised weights are not supported')
   config = network.read_config(values, dtype)
   values.refuse_others(WITHOUT_EFFECT | network.WITHOUT_EFFECT)
   return config
@@ -226,7 +221,7 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
   return ()
 
 
-def stated(folder: Path, known: Json) -> tuple[str, dict[str, Any]]:
+def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
   """Returns what a folder states of `known`, names with values that change
   nothing, and the path of the file."""
   values = settings.read_if_any(folder / _GENERATION)
@@ -241,19 +236,6 @@ def stated(folder: Path, known: Json) -> tuple[str, dict[str, Any]]:
     for key, neutral in known.items()
     if place.values.get(key) not in (None, neutral, [], {})
   }
-
-
-def not_honoured(folder: Path, known: Json = NOT_HONOURED) -> str | None:
-  """Returns what a folder states of `known` in a sentence; None if nothing."""
-  path, found = stated(folder, known)
-  if not found:
-    return None
-  # As `sequence_bias [...]`.
-  said = (f'{key} {reprlib.repr(value)}' for key, value in found.items())
-  return (
-    f'{path} has {", ".join(sorted(said))}: transformers heeds that, and here '
-    'it changes nothing'
-  )
 
 
 def tokenizer_settings(folder: Path) -> Settings:
@@ -351,10 +333,9 @@ def download(repository: str) -> Path:
   cached: `organisation/name`, or `organisation/name@revision` with a branch,
   tag or commit. Raises ValueError if the name is malformed or the download
   fails, and ImportError without the huggingface_hub package."""
-  name, at, revision = repository.partition('@')
   # `organisation/name@main`; a name without `@` is of the newest commit.
-  is_name = name.count('/') == 1 and all(name.split('/'))
-  if not is_name or bool(at) != bool(revision):
+  found = re.fullmatch(r'([^/@]+/[^/@]+)(?:@(.+))?', repository)
+  if not found:
     raise ValueError(
       f'hf:{repository} does not name a repository; write hf:organisation/name '
       'or hf:organisation/name@revision'
@@ -362,7 +343,7 @@ def download(repository: str) -> Path:
   hub = require('huggingface_hub', extra='models', purpose='an hf: name')
   try:
     folder = hub.snapshot_download(
-      name, revision=revision or None, allow_patterns=_DOWNLOADED
+      found[1], revision=found[2], allow_patterns=_DOWNLOADED
     )
   except Exception as error:  # The network stack raises many kinds.
     raise ValueError(

@@ -29,8 +29,6 @@ NAMES = llama.NAMES | {
   'post_mlp_layer_norm': 'post_feedforward_layernorm',
 }
 _EMBEDDINGS, _LOGITS = 'model.embed_tokens.weight', 'lm_head.weight'
-# Why their logits have no tensor of their own.
-REASON = 'the logits of a Gemma are tied'
 # Of a Gemma 3 that also sees: where its text's tensors are, by transformers 4
 # and 5, and what is left out.
 _TEXT_BRANCHES = {
@@ -196,9 +194,7 @@ def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
     for p in wanted
   )
   embeddings = branch + _EMBEDDINGS.removeprefix('model.')
-  kept = safetensors_folder.without_copy(
-    folder, tensors, logits, of=embeddings, reason=REASON
-  )
+  kept = safetensors_folder.without_copy(folder, tensors, logits, of=embeddings)
   if branch != 'model.':
     in_vision = lambda name: (
       name.removeprefix('model.').split('.')[0] in _VISION

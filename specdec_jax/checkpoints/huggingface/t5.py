@@ -140,11 +140,7 @@ def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
   wanted = parameters_of(config)
   if config.is_tied:
     kept = safetensors_folder.without_copy(
-      folder,
-      kept,
-      _LOGITS,
-      of=_EMBEDDINGS,
-      reason='logits are scaled, as with tied embeddings',
+      folder, kept, _LOGITS, of=_EMBEDDINGS
     )
   if _LOGITS not in kept:
     # Tied but not scaled: the logits have a kernel with the same values.

@@ -111,7 +111,7 @@ def _check_ids(place: Settings) -> None:
 def needed(folder: Path, config: T5GemmaConfig, tensors: Tensors) -> Needed:
   """The tensors of a folder that the network needs, and its parameters."""
   kept = safetensors_folder.without_copy(
-    folder, tensors, _LOGITS, of=_EMBEDDINGS, reason=gemma.REASON
+    folder, tensors, _LOGITS, of=_EMBEDDINGS
   )
   return kept, parameters_of(config)
 
