@@ -1,13 +1,7 @@
 """Decoding in a few lines of Python: `load`, `generate`, `stream`."""
 
 import os
-from collections.abc import (
-  Callable,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -119,11 +113,7 @@ def load(
   )
   drafter, rule = choices(drafter, draft, verification, options)
   return decoder_lib.build(
-    target,
-    drafter=drafter,
-    rule=rule,
-    sampling=sampling,
-    exact_bits=exact_bits,
+    target, drafter=drafter, rule=rule, sampling=sampling, exact_bits=exact_bits
   )
 
 
@@ -257,10 +247,7 @@ def generate(
 
 
 def _prompts(
-  texts: Iterable[Any],
-  tools: Sequence[Mapping[str, Any]] | None,
-  *,
-  chat: bool,
+  texts: Iterable[Any], tools: Sequence[Mapping[str, Any]] | None, *, chat: bool
 ) -> list[Text]:
   """Checks texts and makes conversations of lists of messages, and of strings
   that tools go with; ValueError for what cannot be decoded."""
@@ -302,38 +289,31 @@ def stream(
   text: str | vocabularies.Messages,
   *,
   max_new_tokens: int = 128,
-  temperature: float | None = None,
-  top_k: int | None = None,
-  top_p: float | None = None,
-  min_p: float | None = None,
   chat: bool = False,
   system: str | None = None,
   tools: Sequence[Mapping[str, Any]] | None = None,
   seed: int = 0,
   stop: Sequence[str] = (),
-  **processors: Any,
+  **options: Any,
 ) -> Stream:
   """Continues one text, piece by piece: an iteration of the loop at a time.
 
-  Arguments and errors are those of `generate`; what could be the beginning of a
-  stop string is held back until it is not.
+  Arguments and errors are those of `generate`, `temperature` and the limits
+  among the `options`; what could be the beginning of a stop string is held back
+  until it is not.
 
   Returns:
     What gives the pieces, and after the last of them `completion`.
   """
-  sampling_lib.check_names(processors)
+  sampling_lib.check_names(options)
   inputs = _prompts([text], tools, chat=chat)
   settings = DecodeSettings(
     max_new_tokens=max_new_tokens,
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
-    min_p=min_p,
     chat=chat,
     system=system,
     seed=seed,
     stop=stop,
-    **processors,
+    **options,
   )
   [batch] = packing.pack(decoder, inputs, settings)
   decoder = auto_gamma.settled(running.suited(decoder, batch), settings)

@@ -46,8 +46,15 @@ def drafter(
       'a draft of beams always has gamma levels of one width: give gamma as a '
       'number, and leave out tree, num_continuations, schedule and min_prob'
     )
-  if width is not None:
-    _check_width(choice, num_beams, width)
+  if width is not None and not isinstance(choice, DraftModel):
+    raise ValueError(
+      f'draft_width {width} is of a draft model, and the drafter is '
+      f'{type(choice).__name__}: leave it out'
+    )
+  if width is not None and width < num_beams:
+    raise ValueError(
+      f'draft_width {width} is less than num_decodes {num_beams}'
+    )
   if isinstance(choice, NoDrafter):
     return beams.none(num_beams)
   if isinstance(choice, PromptLookup):
@@ -67,15 +74,3 @@ def drafter(
     eos_id=decoder.method.eos_id,
     vocab_size=decoder.seen.vocab_size,
   )
-
-
-def _check_width(choice: object, num_beams: int, width: int) -> None:
-  if not isinstance(choice, DraftModel):
-    raise ValueError(
-      f'draft_width {width} is of a draft model, and the drafter is '
-      f'{type(choice).__name__}: leave it out'
-    )
-  if width < num_beams:
-    raise ValueError(
-      f'draft_width {width} is less than num_decodes {num_beams}'
-    )

@@ -144,15 +144,12 @@ class Conversation:
     self.messages.append({'role': 'user', 'content': text})
     try:
       iterations = self._read(batch)
-      pieces = completions.pieces(self.decoder, batch, iterations, show)
-      while True:
-        try:
-          piece = next(pieces)
-        except StopIteration as end:
-          completion: Completion = end.value
-          return completion
+      pieces = Stream(completions.pieces(self.decoder, batch, iterations, show))
+      for piece in pieces:
         said += piece
         yield piece
+      assert pieces.completion is not None
+      return pieces.completion
     finally:
       self.messages.append({'role': 'assistant', 'content': said})
 

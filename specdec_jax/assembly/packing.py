@@ -106,13 +106,9 @@ def pack(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)
     )
     stops = tuple(tuple(each.stop) for each in repeat(own)[part])
+    keys = row_keys(*columns.T)
     made.append(
-      Batch(
-        prompt=prompt,
-        texts=batch.texts,
-        stops=stops,
-        keys=row_keys(*columns.T),
-      )
+      dataclasses.replace(batch, prompt=prompt, stops=stops, keys=keys)
     )
   return made
 

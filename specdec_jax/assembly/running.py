@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -263,10 +264,17 @@ def compile_decode(
     return jax.block_until_ready(iterate(params, state, ALL)[1])
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
-    if shows or any(batch.stops):
-      found = _iterations(decoder, settings, params, programs, batch)
-      return _shown(found, shows)
-    return settings.call(lambda: to_the_end(batch))
+    if not (shows or any(batch.stops)):
+      return settings.call(lambda: to_the_end(batch))
+    steps = _iterations(decoder, settings, params, programs, batch)
+    while True:
+      try:
+        records = next(steps)
+      except StopIteration as end:
+        return end.value
+      # Shown as soon as they are there.
+      for record, show in itertools.product(records, shows):
+        show(record)
 
   return decode
 
@@ -274,18 +282,6 @@ def compile_decode(
 def parts(program: Program) -> Sequence[Part]:
   """The parts that decode a batch: whole, or iteration by iteration."""
   return [program.prefill, *program.stepwise(recording.gather)]
-
-
-def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
-  """Shows the records of each iteration as soon as they are there."""
-  while True:
-    try:
-      records = next(iterations)
-    except StopIteration as end:
-      return end.value
-    for record in records:
-      for show in shows:
-        show(record)
 
 
 def compile_iterations(

@@ -39,35 +39,25 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   classes = {family.name: family.config for family in families.FAMILIES}
   if kind not in classes:
     contents.refuse('network', ' or '.join(classes))
-  values = _read_fields(stated, classes[kind], kind)
+  values = _read_fields(stated, classes[kind])
   if dtype is not None:
     values['dtype'] = dtype
   return contents.build(classes[kind], **values)
 
 
-def _read_fields(stated: Settings, cls: type, kind: str) -> Json:
-  """Returns the stated fields of a dataclass, which a message calls `kind`."""
-  # A field that is not stated has its default, unless it has none.
-  fields = {field.name: field for field in dataclasses.fields(cls)}
-  if unknown := sorted(set(stated.values) - set(fields)):
-    raise ValueError(f'{stated.path}: a {kind} has no {", ".join(unknown)}')
-  missing = [
-    name
-    for name, field in fields.items()
-    if not stated.has(name) and field.default is dataclasses.MISSING
-  ]
-  if missing:
-    raise ValueError(f'{stated.path} lacks {", ".join(missing)}')
+def _read_fields(stated: Settings, cls: type) -> Json:
+  """Returns the stated fields of a dataclass, which itself refuses those that
+  it has not, and the lack of others."""
+  types = {field.name: field.type for field in dataclasses.fields(cls)}
   return {
-    name: _read_field(stated, field)
-    for name, field in fields.items()
-    if stated.has(name)
+    name: _read_field(stated, name, types[name]) if name in types else value
+    for name, value in stated.values.items()
+    if value is not None
   }
 
 
-def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
+def _read_field(stated: Settings, name: str, kind: Any) -> Any:
   """Returns the value of a field, of the type that it has in its class."""
-  name = field.name
   if name == 'dtype':
     if stated.text(name) not in _DTYPES:
       stated.refuse(name, ' or '.join(_DTYPES))
@@ -79,14 +69,14 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
     return tuple(found)
   cls: Any
   # `RopeScaling | None` has one dataclass among its members.
-  for cls in filter(dataclasses.is_dataclass, get_args(field.type)):
+  for cls in filter(dataclasses.is_dataclass, get_args(kind)):
     within = stated.at(name)
-    return within.build(cls, **_read_fields(within, cls, name))
-  if field.type == tuple[int, ...]:
+    return within.build(cls, **_read_fields(within, cls))
+  if kind == tuple[int, ...]:
     return tuple(stated.counts(name))
-  if field.type is bool:
+  if kind is bool:
     return stated.flag(name)
-  if field.type is float:
+  if kind is float:
     return stated.number(name)
   # A T5 may have no encoder; all else is there.
   least = 0 if name == 'num_encoder_layers' else 1

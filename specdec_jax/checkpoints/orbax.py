@@ -90,14 +90,13 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   is_ocdbt = metadata.flag('use_ocdbt', False)
   # What wrote the tree says how; by default it was an earlier Orbax.
   driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
-  specs = {}
-  for entry in metadata.at('tree_metadata').values.values():
-    keys = _keys(path, entry)
+  specs, tree = {}, metadata.at('tree_metadata')
+  for entry in map(tree.at, tree.values):
+    keys = _keys(entry)
     name, file_name = '/'.join(keys), '.'.join(keys)
     if not name.startswith(prefix):
       continue
-    values = Settings(path=str(path), values=entry).at('value_metadata')
-    if values.flag('skip_deserialize', False):
+    if entry.at('value_metadata').flag('skip_deserialize', False):
       continue  # An empty branch of the tree.
     # OCDBT keeps all arrays of a tree in one store, by the names that their
     # folders would have.
@@ -109,11 +108,11 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   return stored_arrays.open_all(specs, source=str(folder))
 
 
-def _keys(path: Path, entry: object) -> list[str]:
+def _keys(entry: Settings) -> list[str]:
   """Returns the keys above one entry of a tree; they name files."""
-  keys = entry.get('key_metadata') if isinstance(entry, dict) else None
+  keys = entry.values.get('key_metadata')
   names: list[Any] = [
-    key.get('key') if isinstance(key, dict) else None
+    isinstance(key, dict) and key.get('key')
     for key in (keys if isinstance(keys, list) else [])
   ]
   # Dots alone would lead to the folder above, and half of a surrogate pair is
@@ -125,5 +124,5 @@ def _keys(path: Path, entry: object) -> list[str]:
     and name.isprintable()
   )
   if not names or not all(map(is_name, names)):
-    raise ValueError(f'{path} is damaged: an array has the keys {names}')
+    raise ValueError(f'{entry.path} is damaged: an array has the keys {names}')
   return names

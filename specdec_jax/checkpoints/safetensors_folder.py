@@ -190,18 +190,17 @@ def read_params(
 
 
 def without_copy(
-  folder: Path, handles: Tensors, name: str, *, of: str, reason: str
+  folder: Path, handles: Tensors, name: str, *, of: str
 ) -> Tensors:
-  """`handles` without a tensor that is a copy of another, if it is there;
-  ValueError, with the reason that it should be one, if it is none."""
-  # As `lm_head` of tied embeddings, which some folders have all the same.
+  """`handles` without the logits of tied embeddings, which some folders have
+  all the same; ValueError if they are no copy."""
   kept = dict(handles)
   copy = kept.pop(name, None)
   # Whoever reads the other says if it is missing.
   if copy is None or of not in kept:
     return kept
   if not np.array_equal(kept[of].get_tensor(of), copy.get_tensor(name)):
-    raise ValueError(f'{folder}: {name} differs from {of}, and {reason}')
+    raise ValueError(f'{folder}: {name} differs from {of}, and they are tied')
   return kept
 
 

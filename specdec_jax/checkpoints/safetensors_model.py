@@ -6,11 +6,7 @@ have the shapes of our tree, and its paths joined by slashes as names.
 
 from pathlib import Path
 
-from specdec_jax.checkpoints import (
-  model_file,
-  parameters,
-  safetensors_folder,
-)
+from specdec_jax.checkpoints import model_file, parameters, safetensors_folder
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 

@@ -169,7 +169,7 @@ class Settings:
     """`make(**fields)`, with the file named in any ValueError."""
     try:
       return make(**fields)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # An unknown field, a bad value.
       raise ValueError(f'{self.path}: {error}') from error
 
   def _read(

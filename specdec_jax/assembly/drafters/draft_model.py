@@ -24,10 +24,8 @@ class DraftModel(one_by_one.OneByOne):
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_config(self.model)
     _check_fits(self.model, config, target)
-    model, num_logits = (
-      families.language_model(config),
-      target.config.vocab_size,
-    )
+    model = families.language_model(config)
+    num_logits = target.config.vocab_size
     made = functools.partial(Drafting, model=self.model, config=config)
     ids = models.read_draft_vocabulary(self.model, target.vocab_size)
     if ids is None:

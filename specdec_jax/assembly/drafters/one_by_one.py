@@ -67,10 +67,7 @@ def drafter(
       # Ranks need more than which token is the likeliest.
       to_probs = Sampling(temperature=1.0).to_probs(vocab_size)
     return drafters.branching(
-      model,
-      tree=length,
-      logits_to_probs=to_probs,
-      is_ranked=sampling.is_greedy,
+      model, tree=length, logits_to_probs=to_probs, is_ranked=sampling.is_greedy
     )
   if sampling.is_greedy:
     # What is likeliest is asked of the logits: one-hot probabilities would be

@@ -31,13 +31,6 @@ class PromptLookup:
     type=positive_int,
   )
 
-  def __post_init__(self):
-    # Said here, before a model is loaded, and in the names of users.
-    if self.min_ngram is not None and self.min_ngram > self.max_ngram:
-      raise ValueError(
-        f'min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}'
-      )
-
   @property
   def length(self) -> lengths.Length:
     # Copies cost nothing, so that wide ones are tried as well.
@@ -49,18 +42,18 @@ class PromptLookup:
     )
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
-    if not isinstance(length, Tree):
+    if isinstance(length, Tree):
+      # Chains from the root: their number is the root's children.
+      drafter = drafters.continuations(
+        gamma=trees.depth(length),
+        num_continuations=length.parents.count(0),
+        max_ngram=self.max_ngram,
+        min_ngram=self.min_ngram,
+      )
+    else:
       drafter = drafters.prompt_lookup(
         gamma=lengths.fixed(length),
         max_ngram=self.max_ngram,
         min_ngram=self.min_ngram,
       )
-      return Drafting(drafter=drafter)
-    # Chains from the root: their number is the root's children.
-    drafter = drafters.continuations(
-      gamma=trees.depth(length),
-      num_continuations=length.parents.count(0),
-      max_ngram=self.max_ngram,
-      min_ngram=self.min_ngram,
-    )
     return Drafting(drafter=drafter)

@@ -105,15 +105,11 @@ def write_target(
 
   It appears as `checkpoint_STEP` in `path`, which is made, when it is complete.
   Layers with relative positions of their own are one array each, see `scanned`.
-  Raises ValueError if there is a checkpoint of this step, or an array is spread
-  over several processes, and ImportError without the package that writes it.
+  Raises ValueError if there is a checkpoint of this step, RuntimeError if an
+  array is spread over several processes, and ImportError without the package
+  that writes it.
   """
   final = user_path(path) / f'checkpoint_{step}'
-  for name, leaf in stored_arrays.flatten(params).items():
-    if not getattr(leaf, 'is_fully_addressable', True):
-      raise ValueError(
-        f'{name} is spread over several processes; gather it first'
-      )
   params = jax.tree.map(np.asarray, params)
   if scanned.has_tables(stored_arrays.flatten(params)):
     params = scanned.stack(params)
@@ -161,7 +157,10 @@ def find(path: Path | str) -> Path:
   }
   if steps:
     return steps[max(steps)]
-  raise ValueError(_why_none(folder))
+  raise ValueError(
+    f'{folder} has neither a file {legacy.FILE} nor a folder {_STATE}, and no '
+    'finished checkpoint_N of T5X'
+  )
 
 
 def _layout(folder: Path) -> Layout | None:
@@ -169,19 +168,3 @@ def _layout(folder: Path) -> Layout | None:
   if (folder / legacy.FILE).is_file():
     return 'legacy'
   return 'orbax' if (folder / _STATE).is_dir() else None
-
-
-def _why_none(folder: Path) -> str:
-  names = sorted(child.name for child in folder.iterdir())
-  is_one = _STEP.fullmatch(folder.name)
-  if is_one or any(name.startswith('target.') for name in names):
-    return (
-      f'{folder} has neither a file {legacy.FILE} nor a folder {_STATE}: '
-      'it was not written to its end, or not by T5X'
-    )
-  if begun := [name for name in names if name.startswith('checkpoint_')]:
-    return (
-      f'{folder} has no finished checkpoint; not written to their end: '
-      f'{stored_arrays.some(begun)}'
-    )
-  return f'{folder} has no checkpoint_N of T5X'

@@ -20,7 +20,6 @@ from specdec_jax.models.layers import Weights
 FILE = 'checkpoint'
 _VERSION = 3
 _CHUNK_ELEMENTS = 2**22
-_MAX_DEPTH = 64
 
 
 def _read_index(folder: Path) -> Json:
@@ -80,17 +79,12 @@ def open_target(folder: Path) -> dict[str, Stored]:
   return arrays | stored_arrays.open_all(specs, source=str(folder))
 
 
-def _leaves(tree: Json, prefix: str = '', depth: int = 0) -> dict:
+def _leaves(tree: Json) -> Json:
   """Arrays and specs by name."""
-  leaves: Json = {}
-  for key, value in tree.items():
-    # A spec is a dictionary, too: it names a driver.
-    is_spec = isinstance(value, dict) and isinstance(value.get('driver'), str)
-    if isinstance(value, dict) and not is_spec and depth < _MAX_DEPTH:
-      leaves |= _leaves(value, f'{prefix}{key}/', depth + 1)
-    else:
-      leaves[f'{prefix}{key}'] = value
-  return leaves
+  # A spec is a dictionary, too: it names a driver.
+  is_spec = lambda path, value: isinstance(value.get('driver'), str)
+  by_path = traverse_util.flatten_dict(tree, is_leaf=is_spec)
+  return {'/'.join(map(str, path)): leaf for path, leaf in by_path.items()}
 
 
 def _local_spec(folder: Path, name: str, spec: Any) -> Json:
