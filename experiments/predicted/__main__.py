@@ -151,7 +151,7 @@ def compiled(
     output_length=output_length,
     num_partitions=1,
   )
-  return parts.pair_costs(workload, max_gamma=gamma, has_trees=False).costs()
+  return parts.pair_costs(workload, max_gamma=gamma, has_trees=False).costs
 
 
 def _parser() -> argparse.ArgumentParser:

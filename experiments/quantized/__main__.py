@@ -36,7 +36,6 @@ from specdec_jax.infer import quality
 from specdec_jax.measure import calibration, sides, stopwatch
 from specdec_jax.models import families, quantized
 from specdec_jax.theory import planner
-from specdec_jax.theory.costs import widths_to_time
 from specdec_jax.tpu_costs import aot, parts, workloads
 
 MODULE = 'experiments.quantized'
@@ -446,16 +445,8 @@ def _gains_of(
   for bits in (4,) if weights else (8, 4):
     task = make(weights, bits)
     shapes = parts.shapes_of(task, Fixed(_MAX_GAMMA))
-    first, further = _priced(task, shapes, slice(3, 5))
-    costs = parts.PairCosts(
-      widths=widths_to_time(_MAX_GAMMA),
-      target=tuple(of_target),
-      first_draft=first,
-      further_draft=further,
-      trees=(),
-      memory={},
-      notes=(),
-    ).costs()
+    of_drafter = _priced(task, shapes, slice(3, 5))
+    costs = parts.costs_of(_MAX_GAMMA, [*of_target, *of_drafter])
     # Those that leave layers out come later.
     found = {
       row['target']: float(row['alpha'])
@@ -516,7 +507,7 @@ def _priced(
   task: workloads.Workload, whole: parts.Shapes, which: slice
 ) -> list[aot.ProgramCost]:
   """Costs of some of `parts.part_jobs`: of the target, then of the drafter."""
-  jobs = parts.part_jobs(task, whole, _MAX_GAMMA, ())[which]
+  jobs = [*parts.part_jobs(task, whole, _MAX_GAMMA, ()).values()][which]
   return aot.price(aot.compile_all(jobs), task.slice.chip, [1] * len(jobs))
 
 

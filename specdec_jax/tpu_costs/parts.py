@@ -9,7 +9,7 @@ before and after.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -35,6 +35,7 @@ from specdec_jax.tpu_costs.aot import Job, ProgramCost
 from specdec_jax.tpu_costs.workloads import Workload
 
 _Tree = TypeVar('_Tree')
+_FIRST, _FURTHER = 'drafter, first token', 'drafter, further token'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,52 +138,21 @@ def _as_state(workload: Workload, tree: _Tree) -> _Tree:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TreePart:
-  """What a tree costs on each chip: the iteration that scores it, walks it and
-  moves its path, and all of its drafting."""
-
-  tree: Tree
-  target: ProgramCost
-  draft: ProgramCost
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PairCosts:
   """The parts of an iteration on each chip.
 
   Attributes:
-    widths: positions of the target calls that were compiled, 1 first.
-    target: cost of each.
-    first_draft: of an iteration's first drafted token.
-    further_draft: of each other one.
-    trees: those of `tree_shapes`; none for a drafter of chains alone.
+    costs: of all of them, as the planner takes them.
+    programs: of each, by name.
     memory: bytes on each chip by name; temporaries are those of the part that
       needs most.
     notes: what was decided on the way, in sentences.
   """
 
-  widths: tuple[int, ...]
-  target: tuple[ProgramCost, ...]
-  first_draft: ProgramCost
-  further_draft: ProgramCost
-  trees: tuple[TreePart, ...]
+  costs: Costs
+  programs: dict[str, ProgramCost]
   memory: dict[str, int]
   notes: tuple[str, ...]
-
-  def costs(self) -> Costs:
-    """As the planner takes them; the loop's own cost is in the target's."""
-    return Costs(
-      widths=self.widths,
-      target_seconds=[cost.seconds for cost in self.target],
-      first_draft_seconds=self.first_draft.seconds,
-      draft_seconds=self.further_draft.seconds,
-      c_hat=self.further_draft.flops / self.target[0].flops,
-      tree_nodes=[len(part.tree.parents) for part in self.trees],
-      tree_seconds=[part.target.seconds for part in self.trees],
-      level_seconds=[
-        part.draft.seconds / trees.depth(part.tree) for part in self.trees
-      ],
-    )
 
 
 def pair_costs(
@@ -213,49 +183,75 @@ def pair_costs(
   shapes = tree_shapes(workload, max_gamma) if has_trees else []
   jobs = part_jobs(workload, whole, max_gamma, shapes)
   costs = aot.price(
-    aot.compile_all(jobs),
+    aot.compile_all(list(jobs.values())),
     workload.slice.chip,
-    [1 if job.mesh is None else workload.num_partitions for job in jobs],
+    [
+      1 if job.mesh is None else workload.num_partitions
+      for job in jobs.values()
+    ],
   )
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
-  widths = widths_to_time(max_gamma)
-  # In the order of `part_jobs`.
-  first, further, *of_trees = costs[len(widths) :]
+  programs = dict(zip(jobs, costs, strict=True))
   if whole.chain is None and max_gamma > 1:
-    further = _per_token(first, further, max_gamma - 1)
-  parts = zip(shapes, of_trees[::2], of_trees[1::2], strict=True)
+    programs[_FURTHER] = _per_token(
+      programs[_FIRST], programs[_FURTHER], max_gamma - 1
+    )
   return PairCosts(
-    widths=widths,
-    target=tuple(costs[: len(widths)]),
-    first_draft=first,
-    further_draft=further,
-    trees=tuple(TreePart(tree=t, target=a, draft=b) for t, a, b in parts),
+    costs=costs_of(max_gamma, list(programs.values()), shapes),
+    programs=programs,
     memory=memory,
     notes=(whole.note,) if whole.note else (),
   )
 
 
+def costs_of(
+  max_gamma: int, parts: Sequence[ProgramCost], shapes: Sequence[Tree] = ()
+) -> Costs:
+  """Puts the costs of `part_jobs`, in their order, as the planner takes them;
+  the loop's own cost is in the target's."""
+  widths = widths_to_time(max_gamma)
+  target = parts[: len(widths)]
+  first, further, *of_trees = parts[len(widths) :]
+  return Costs(
+    widths=widths,
+    target_seconds=[cost.seconds for cost in target],
+    first_draft_seconds=first.seconds,
+    draft_seconds=further.seconds,
+    c_hat=further.flops / target[0].flops,
+    tree_nodes=[len(tree.parents) for tree in shapes],
+    tree_seconds=[cost.seconds for cost in of_trees[::2]],
+    level_seconds=[
+      cost.seconds / trees.depth(tree)
+      for tree, cost in zip(shapes, of_trees[1::2], strict=True)
+    ],
+  )
+
+
 def part_jobs(
   workload: Workload, whole: Shapes, max_gamma: int, shapes: Iterable[Tree]
-) -> list[Job]:
-  """The programs of `pair_costs`: target calls by width; a draft of one token,
-  and a further one, or where there is no chain a draft of all; target call and
-  draft of each tree."""
+) -> dict[str, Job]:
+  """The programs of `pair_costs` by name: target calls by width; a draft of one
+  token, and a further one, or where there is no chain a draft of all; target
+  call and draft of each tree."""
   decoder = workload.decoder
-  widths = widths_to_time(max_gamma)
-  jobs = [target_step(whole, width) for width in widths]
+  jobs = {
+    f'target, {width} positions': target_step(whole, width)
+    for width in widths_to_time(max_gamma)
+  }
   one = decoder.choice.make(decoder.seen, Fixed(1)).drafter
-  jobs.append(_draft(whole, one))
+  jobs[_FIRST] = _draft(whole, one)
   if whole.chain is None:
-    jobs.append(_draft(whole, whole.program.method.drafter))
+    jobs[_FURTHER] = _draft(whole, whole.program.method.drafter)
   else:
-    jobs.append(_further_draft(whole, whole.chain))
+    jobs[_FURTHER] = _further_draft(whole, whole.chain)
   for tree in shapes:
-    own = shapes_of(workload, tree)
-    jobs.append(target_step(own, len(tree.parents) + 1, tree))
-    jobs.append(_draft(own, own.program.method.drafter))
+    own, num_nodes = shapes_of(workload, tree), len(tree.parents)
+    name = f'tree of {num_nodes} nodes'
+    jobs[f'target, {name}'] = target_step(own, num_nodes + 1, tree)
+    deep = f'drafter, {name}, {trees.depth(tree)} deep'
+    jobs[deep] = _draft(own, own.program.method.drafter)
   return jobs
 
 

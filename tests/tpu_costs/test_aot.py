@@ -136,12 +136,13 @@ def test_parts_of_a_pair_move_their_weights_once():
   """On four chips; the draft model's six heads do not divide by them."""
   decode = task('v5e:2x2', 't5_1_1_base', 't5_1_1_small')
   pair = parts.pair_costs(decode, max_gamma=2)
-  assert pair.widths == (1, 2, 3)
+  assert pair.costs.widths == (1, 2, 3)
   assert 'whole draft model' in pair.notes[0]
   assert 'heads of 6' in pair.notes[0]
   # The decoder's weights and caches, a quarter of them on each chip; neither
   # the encoder nor the table of embeddings is read.
-  for cost in pair.target:
+  target = [pair.programs[f'target, {n} positions'] for n in (1, 2, 3)]
+  for cost in target:
     table = 32_128 * 768 * 2 / 4
     assert cost.memory_bytes == pytest.approx(
       cost.argument_bytes - table, rel=0.15
@@ -149,16 +150,15 @@ def test_parts_of_a_pair_move_their_weights_once():
     # Two all-reduces a layer and attention at the least.
     assert cost.num_collectives >= 3 * 12
     assert cost.seconds > cost.memory_seconds + cost.collective_seconds
-  assert pair.further_draft.num_collectives == 0
+  further = pair.programs['drafter, further token']
+  assert further.num_collectives == 0
   # A tree moves what a chain moves, and what it is drafted with.
-  [part] = pair.trees
-  assert part.tree.parents == (0, 1)
-  assert part.target.memory_bytes == pytest.approx(
-    pair.target[-1].memory_bytes, rel=0.1
-  )
-  assert part.draft.seconds > pair.further_draft.seconds
-  assert pair.costs().tree_nodes == [2]
-  ratio = pair.costs().verify_cost_ratio(2)
+  tree = pair.programs['target, tree of 2 nodes']
+  assert tree.memory_bytes == pytest.approx(target[-1].memory_bytes, rel=0.1)
+  draft = pair.programs['drafter, tree of 2 nodes, 2 deep']
+  assert draft.seconds > further.seconds
+  assert pair.costs.tree_nodes == [2]
+  ratio = pair.costs.verify_cost_ratio(2)
   assert 0.9 < ratio < 1.2
   memory = pair.memory
   assert memory['total'] == sum(
@@ -166,7 +166,7 @@ def test_parts_of_a_pair_move_their_weights_once():
     for name in ('target_params', 'draft_params', 'caches', 'temporaries')
   )
   assert memory['total'] < memory['available'] == 16 * 2**30
-  assert planner.plan(0.7, pair.costs(), max_gamma=2).best.gamma in (0, 1, 2)
+  assert planner.plan(0.7, pair.costs, max_gamma=2).best.gamma in (0, 1, 2)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def check_parts(decoder, num_trees: int):
     decode, parts.shapes_of(decode, Fixed(3)), 3, parts.tree_shapes(decode, 3)
   )
   assert len(jobs) == 3 + 2 + 2 * num_trees
-  for job in jobs:
+  for job in jobs.values():
     outputs = jax.eval_shape(job.part.jitted, *job.part.args)
     # What is donated comes back in the same shapes.
     shapes = lambda tree: sorted(

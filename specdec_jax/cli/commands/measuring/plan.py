@@ -11,7 +11,6 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import trees as core_trees
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
@@ -197,23 +196,10 @@ def _compile(args: argparse.Namespace) -> Figures:
     or workloads.default_num_partitions(slice_, batch_size),
   )
   pair = parts.pair_costs(task, max_gamma=max_gamma)
-  # Such as 'target, 13 positions', 'drafter, first token', and of trees
-  # 'target, tree of 12 nodes' and 'drafter, tree of 12 nodes, 4 deep'.
-  programs = {
-    f'target, {width} positions': cost
-    for width, cost in zip(pair.widths, pair.target, strict=True)
-  }
-  programs['drafter, first token'] = pair.first_draft
-  programs['drafter, further token'] = pair.further_draft
-  for part in pair.trees:
-    name = f'tree of {len(part.tree.parents)} nodes'
-    programs[f'target, {name}'] = part.target
-    depth = core_trees.depth(part.tree)
-    programs[f'drafter, {name}, {depth} deep'] = part.draft
   return {
     'kind': KIND,
     'source': 'compiled',
-    **dataclasses.asdict(pair.costs()),
+    **dataclasses.asdict(pair.costs),
     'model': args.target,
     'drafter': args.draft or args.drafter,
     'dtype': dtype.name,
@@ -223,7 +209,7 @@ def _compile(args: argparse.Namespace) -> Figures:
     **{name: getattr(task, name) for name in _WORKLOAD},
     'memory': pair.memory,
     'notes': list(pair.notes),
-    'programs': {k: dataclasses.asdict(v) for k, v in programs.items()},
+    'programs': dataclasses.asdict(pair)['programs'],
   }
 
 
