@@ -24,16 +24,9 @@ def settled(decoder: Decoder, width: int | None) -> Decoder:
 def drafter(
   decoder: Decoder, num_beams: int, width: int | None = None
 ) -> BeamDrafter:
-  """Makes what drafts for a beam search from the decoder's choice of a drafter.
-
-  Args:
-    decoder: its weights need not be there.
-    num_beams: K.
-    width: nodes of a level that a draft model drafts; None for twice K.
-
-  Raises:
-    ValueError: if the choice drafts no beams, or not so many.
-  """
+  """Makes what drafts for K beams from the decoder's choice, if that is a draft
+  model with levels of `width` nodes, None for 2 K. ValueError if the choice
+  drafts no beams, or not so many."""
   choice, length = decoder.choice, decoder.length
   if not isinstance(choice, _CHOICES):
     raise ValueError(

@@ -100,18 +100,12 @@ class Conversation:
     return stream.completion
 
   def stream(self, text: str, *, show: Show | None = None) -> Stream:
-    """Answers a message of the user, piece by piece.
+    """Answers a message of the user, piece by piece; `show` gets the record of
+    each iteration, see `trace.recording`.
 
     An answer that is broken off, by an interrupt or `close`, stays in the
-    conversation as far as it came.
-
-    Args:
-      text: of the message.
-      show: is called with the record of each iteration; see
-        `trace.recording`.
-
-    Raises:
-      ValueError: if the message is empty, or the context is full.
+    conversation as far as it came. ValueError if the message is empty, or the
+    context is full.
     """
     if not text.strip():
       raise ValueError('the message is empty')

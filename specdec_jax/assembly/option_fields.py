@@ -39,18 +39,10 @@ def chosen(
   given: Mapping[str, Any],
   **fixed: Any,
 ) -> Choice:
-  """Makes the choice of a name from the options that are given.
-
-  Args:
-    kind: what users call it, such as 'drafter'.
-    known: choices by name.
-    name: one of them.
-    given: values by option, None where nothing is said; other keys are ignored.
-    **fixed: fields that are settled otherwise.
-
-  Raises:
-    ValueError: if there is no such choice, or an option of another is given.
-  """
+  """Makes the choice of a name, of a kind such as 'drafter', from values by
+  option, None where nothing is said, and from fields that are settled
+  otherwise. ValueError if there is no such choice, or an option of another is
+  given; other keys are ignored."""
   # For rule greedy: its field `lenience`.
   own = options_of(by_name(kind, known, name))
   # Which choices have an option that was given, such as {'beta': ['top_beta']}:

@@ -34,13 +34,9 @@ def replace_rows(
   It is a selection over whole rows, which shards by the first axis as the loop
   does; its price is one pass over the caches.
 
-  Args:
-    state: B rows.
-    fresh: any number of rows, of `init` with the same `max_len`.
-    sources: int32 `[B]`; a negative one keeps the row.
-
-  Raises:
-    ValueError: if an array of `fresh` has other rows than that of `state`.
+  `fresh` is of `init` with the same `max_len`; of int32 `sources[B]` a negative
+  one keeps the row. ValueError if an array of `fresh` has other rows than that
+  of `state`.
   """
 
   def put(old: Array, new: Array) -> Array:

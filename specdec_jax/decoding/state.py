@@ -63,11 +63,8 @@ class DecodeOutput:
 
 
 def checked(prompt: Prompt, max_len: int) -> Prompt:
-  """The prompt in 32 bits, also where JAX's numbers have 64.
-
-  Raises:
-    ValueError: unless there are rows, and they fit into `max_len`.
-  """
+  """The prompt in 32 bits, also where JAX's numbers have 64; ValueError unless
+  there are rows, and they fit into `max_len`."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if not batch_size:
     raise ValueError('a batch of 0 rows: there is nothing to decode')
@@ -94,13 +91,8 @@ def init(
   gamma: int,
   max_len: int,
 ) -> DecodeState:
-  """Rows that hold just the prompt, in buffers of `max_len` tokens.
-
-  The prompt is one of `checked`.
-
-  Raises:
-    ValueError: if `rng_key` is not one key.
-  """
+  """Rows that hold just the prompt, one of `checked`, in buffers of `max_len`
+  tokens; ValueError if `rng_key` is not one key."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   lengths, max_lengths = prompt.decoder_lengths, limits(prompt, max_len)

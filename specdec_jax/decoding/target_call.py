@@ -24,11 +24,9 @@ def score(
   """Scores the pending token and what was drafted after it.
 
   If a draft may be empty, a call of width 1 is compiled beside the whole one,
-  and `run_if` takes it at run time where no row drafted.
-
-  Returns:
-    Logits `[B, G+1, V]` of what follows each token, 0 for those that were not
-    scored; the cache; and bool `[]`, whether only the pending token was.
+  and `run_if` takes it at run time where no row drafted. Returns logits `[B,
+  G+1, V]` of what follows each token, 0 for those that were not scored; the
+  cache; and bool `[]`, whether only the pending token was.
   """
   target, drafter = method.target, method.drafter
   starts, gamma = state.context.lengths, drafter.gamma

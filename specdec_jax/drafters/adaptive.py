@@ -57,9 +57,8 @@ def adaptive(
       model drafts for rows in which it has no draft, and takes no step when
       there are none.
 
-  Raises:
-    ValueError: if `gamma` is less than 1, `min_prob` outside [0, 1], or
-      `first` has another gamma.
+  ValueError if `gamma` is less than 1, `min_prob` outside [0, 1], or `first` of
+  another gamma.
   """
   check_gamma(gamma)
   if not 0 <= min_prob <= 1:

@@ -62,8 +62,7 @@ def autoregressive(
     token_ids: int32 `[N]`, for `is_argmax`: the only tokens that the model has
       logits of, a draft vocabulary (FR-Spec, https://arxiv.org/abs/2502.14856).
 
-  Raises:
-    ValueError: if `gamma` is less than 1, or for `token_ids` alone.
+  ValueError if `gamma` is less than 1, or for `token_ids` alone.
   """
   check_gamma(gamma)
   if token_ids is not None and not is_argmax:

@@ -244,11 +244,8 @@ def finish(
 def merge(folder: Path) -> list[tuple[Path, int]]:
   """Joins all shards of every task in a folder to `-00000-of-00001`, the file
   that one unsharded run writes; the files, and how many lines each has.
-
-  Raises:
-    ValueError: if there are no shards, or some are missing, unfinished or of
-      other settings, or their merged file is there already.
-  """
+  ValueError if there are no shards, some are missing, unfinished or of other
+  settings, or their merged file is there already, of other results."""
   # By name and number of shards: a folder may hold several tasks, or the same
   # one in 2 shards and in 4.
   groups: dict[tuple[str, int], dict[int, Path]] = {}

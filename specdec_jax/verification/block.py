@@ -20,10 +20,7 @@ def block_verification(
   temperature 0. A rejection does not end the search: a later position may still
   pass and take everything before it along.
 
-  Args:
-    row_keys: keys `[B]`, consumed.
-    draft: up to G tokens per row, with the probabilities they were drawn from.
-    target_probs: float32 `[B, G+1, V]`.
+  A `base.VerifyFn` for drafts with the probabilities they were drawn from.
   """
   return decision.verify(decide, row_keys, draft, target_probs)
 

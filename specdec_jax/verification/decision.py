@@ -56,13 +56,10 @@ def verify(
 ) -> Verification:
   """Draws what `decide` needs, then the token after the accepted prefix.
 
-  Args:
-    decide: `(uniforms[B, G], draft, target_probs) -> Decision`.
-    row_keys: keys `[B]`, consumed. Acceptance and the next token use separate
-      streams: a draw that accepted or rejected says something about itself and
-      must not be used again.
-    draft: the draft, G tokens per row at most.
-    target_probs: float32 `[B, G+1, V]`.
+  `decide` is `(uniforms[B, G], draft, target_probs) -> Decision`; the rest is
+  as of a `base.VerifyFn`. Acceptance and the next token use separate streams: a
+  draw that accepted or rejected says something about itself and must not be
+  used again.
   """
   accept_keys, next_keys = split_by_purpose(row_keys)
   uniforms = distributions.uniforms(accept_keys, draft.tokens.shape[1])
@@ -110,13 +107,8 @@ def subtract_draft(weights: Array, draft: Draft, positions: Array) -> Array:
   The one-hot distribution of a deterministic drafter is never materialised:
   since no weight exceeds 1, it just removes the drafted token.
 
-  Args:
-    weights: float32 `[B, V]`, within [0, 1].
-    draft: the draft.
-    positions: int32 `[B]`, 0 to G-1.
-
-  Returns:
-    float32 `[B, V]`.
+  `weights` and what is returned are float32 `[B, V]`, weights within [0, 1];
+  `positions` are int32 `[B]`, 0 to G-1.
   """
   if draft.probs is not None:
     return jnp.maximum(weights - probs_at(draft.probs, positions), 0.0)

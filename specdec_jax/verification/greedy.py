@@ -17,14 +17,8 @@ def greedy(
   https://arxiv.org/abs/2211.17192, whose printed inequality is reversed); it
   needs the target's probabilities at temperature 1, not their argmax.
 
-  Args:
-    row_keys: keys `[B]`, unused: nothing is drawn.
-    draft: up to G tokens per row; its probabilities are not read.
-    target_probs: float32 `[B, G+1, V]`.
-    lenience: in (0, 1].
-
-  Raises:
-    ValueError: if `lenience` is outside (0, 1].
+  A `base.VerifyFn` that draws nothing, and reads no probabilities of the draft;
+  ValueError if `lenience` is outside (0, 1].
   """
   del row_keys
   check_lenience(lenience)

@@ -22,14 +22,8 @@ def speculative_sampling(
   spell out its residual: here it stays norm(max(0, p - q)), which keeps that
   bound. At temperature 0 this lenience changes nothing; that of `greedy` does.
 
-  Args:
-    row_keys: keys `[B]`, consumed.
-    draft: up to G tokens per row, with the probabilities they were drawn from.
-    target_probs: float32 `[B, G+1, V]`.
-    lenience: in (0, 1].
-
-  Raises:
-    ValueError: if `lenience` is outside (0, 1].
+  A `base.VerifyFn` for drafts with the probabilities they were drawn from;
+  ValueError if `lenience` is outside (0, 1].
   """
   check_lenience(lenience)
   decide_fn = functools.partial(decide, lenience=lenience)

@@ -26,14 +26,8 @@ def target_sample_walk(
   equal siblings any may be the one to go on from: the deepest node counts whose
   tokens were all drawn.
 
-  Args:
-    row_keys: keys `[D+1, B]`, consumed; see `base.VerifyFn`.
-    draft: the tree's tokens.
-    target_probs: float32 `[B, N+1, V]`.
-    tree: its shape.
-
-  Raises:
-    ValueError: if the draft has another number of nodes.
+  A `base.VerifyFn` for trees of one shape; ValueError if the draft has another
+  number of nodes.
   """
 
   def draw(depth: int, probs: Array) -> Array:

@@ -26,16 +26,10 @@ def top_beta(
   the strict rule, `greedy`. Of equally likely tokens the first ids rank first,
   as they do for argmax.
 
-  Args:
-    row_keys: keys `[B]`, unused: nothing is drawn.
-    draft: up to G tokens per row; its probabilities are not read.
-    target_probs: float32 `[B, G+1, V]`, at temperature 1: one-hot ones leave
-      nothing to relax.
-    beta: at least 1.
-    tau: in nats, at least 0; infinity asks for membership alone.
-
-  Raises:
-    ValueError: if `beta` or `tau` is out of range.
+  A `base.VerifyFn` that draws nothing, and reads no probabilities of the draft.
+  `target_probs` are at temperature 1: one-hot ones leave nothing to relax.
+  `beta` is at least 1, `tau` in nats at least 0, and infinity asks for
+  membership alone; ValueError otherwise.
   """
   del row_keys
   if isinstance(beta, bool) or not isinstance(beta, int) or beta < 1:

@@ -22,15 +22,9 @@ def traversal(
   expectation than rejecting from the root downwards, and the same as
   `block_verification` on a chain. It takes passes over V for each node.
 
-  Args:
-    row_keys: keys `[D+1, B]`, consumed, of which those of the committed length
-      alone are used; see `base.VerifyFn`.
-    draft: the tree's tokens, with the probabilities they were drawn from.
-    target_probs: float32 `[B, N+1, V]`.
-    tree: its shape.
-
-  Raises:
-    ValueError: if the draft has another number of nodes.
+  A `base.VerifyFn` for trees of one shape, with the probabilities that tokens
+  were drawn from; of the keys `[D+1, B]` those of the committed length alone
+  are used. ValueError if the draft has another number of nodes.
   """
   decide_fn = functools.partial(decide, tree=tree)
   return decision.verify(decide_fn, row_keys[0], draft, target_probs)
