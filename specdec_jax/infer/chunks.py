@@ -56,10 +56,8 @@ class Gammas:
   """What a run decodes with, from one chunk to the next.
 
   Attributes:
-    job: whose gamma it is.
     rows: the examples that are not read yet.
-    is_long: whether there are enough examples for a first chunk that compares
-      gammas.
+    is_long: whether they are enough for a first chunk that compares gammas.
     is_open: whether gamma is chosen with the next chunk, the first.
     choice: what was chosen, or is to hold if these examples do not speak
       against it; None for a gamma that is given, or not known.

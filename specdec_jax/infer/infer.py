@@ -57,14 +57,14 @@ def infer(
   Args:
     output_dir: where results go; see `infer.output`.
     task_feature_lengths: most tokens of `inputs`, and of new ones, `targets`.
-    find_task: gives the task; see `text.tasks.find`.
+    find_task: see `text.tasks.find`.
     mode: of `decoding.MODES`; see `infer.records`.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
     shard_id: decodes the examples whose index is this, modulo `num_shards`.
     metrics_dir: where clu writes metrics for TensorBoard.
     profile_dir: where the trace of one chunk goes.
     dry_run: prints what it would take of every chip, and decodes nothing.
-    settings: gives what results depend on, by name, for a restart to compare.
+    settings: what results depend on, by name, for a restart to compare.
     operative_config: gives the text of `config.gin`.
   """
   running.check_count('infer.checkpoint_period', checkpoint_period)

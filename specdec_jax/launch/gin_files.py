@@ -35,14 +35,9 @@ def shipped_text(name: str) -> str:
 
 
 class Dialect(NamedTuple):
-  """Gin files and bindings of another project, read as ours.
-
-  Attributes:
-    stand_in: `(name) -> text | None`: what stands for a file of that name, None
-      for one that is looked for and read.
-    translate: `(text) -> text`: a file in our names.
-    rename: `(bindings) -> bindings`: those of the command line in our names.
-  """
+  """Gin files and bindings of another project, read as ours: the text that
+  stands for a file of a name, None for one that is looked for and read; a file
+  in our names; and bindings of the command line in our names."""
 
   stand_in: Callable[[str], str | None] = lambda name: None
   translate: Callable[[str], str] = lambda text: text

@@ -232,13 +232,9 @@ def entered_by_first(
   with contextlib.ExitStack() as stack:
     entered: list[Path] = []
     ask_first(lambda: entered.append(stack.enter_context(context)))
-    yield user_path(_text_of_first(''.join(map(str, entered))))
+    # Arrays alone can be sent, and only of a size that all know.
+    text = ''.join(map(str, entered)).encode().ljust(_MAX_TEXT, b'\0')
+    sent = array_of_first(np.frombuffer(text, np.uint8)).tobytes()
+    yield user_path(sent.rstrip(b'\0').decode())
     number_of_first(0)  # All have written: it waits for all.
     ask_first(stack.close)
-
-
-def _text_of_first(text: str) -> str:
-  """The first process's text, of up to `_MAX_TEXT` bytes, in all processes."""
-  # Arrays alone can be sent, and only of a size that all know.
-  data = np.frombuffer(text.encode().ljust(_MAX_TEXT, b'\0'), np.uint8)
-  return array_of_first(data).tobytes().rstrip(b'\0').decode()

@@ -49,16 +49,11 @@ def drafter(
   first: Drafter | None = None,
   few: tuple[LanguageModel, np.ndarray] | None = None,
 ) -> Drafter:
-  """Makes the drafter of a network.
+  """Makes the drafter of a network, as for `drafters.autoregressive`.
 
-  Args:
-    model: as for `drafters.autoregressive`.
-    target: whose sampling it shares.
-    length: how much it drafts.
-    first: a drafter of the same gamma that is asked before the model, for a
-      length that is no tree.
-    few: the model with logits of a draft vocabulary alone, and the tokens that
-      this has; for greedy drafts of a fixed gamma, which need no more.
+  `first` is a drafter of the same gamma that is asked before the model, for a
+  length that is no tree; `few` is the model with logits of a draft vocabulary
+  alone, and its tokens, for greedy drafts of a fixed gamma.
   """
   sampling, vocab_size = target.sampling, target.vocab_size
   to_probs = sampling.to_probs(vocab_size)

@@ -50,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
   paths = map(user_path, args.predictions)
   records = list(itertools.chain.from_iterable(map(_read, paths)))
-  targets = _read_targets(args.targets) if args.targets else _own(records)
+  if args.targets:
+    field = 'targets' if args.targets.endswith('.jsonl') else 'inputs'
+    task = tasks.find(args.targets, inputs_field=field)
+    targets = [example.inputs for example in task.read()]
+  else:
+    targets = _own(records)
   if (found := len(targets)) != len(records):
     raise ValueError(
       f'{args.targets} has {found} targets for {len(records)} predictions'
@@ -110,12 +115,6 @@ def _own(records: Sequence[Record]) -> list[str]:
       f'under "inputs", {shown}: give --targets'
     )
   return [x[_TARGET] for x in inputs]
-
-
-def _read_targets(path: str) -> list[str]:
-  field = 'targets' if user_path(path).suffix == '.jsonl' else 'inputs'
-  task = tasks.find(path, inputs_field=field)
-  return [example.inputs for example in task.read()]
 
 
 def _rates(aux: Sequence[Any]) -> Record:

@@ -37,7 +37,12 @@ def run(args: argparse.Namespace) -> int:
   written = {'--html': args.html, '--svg': args.svg}
   outputs.check(written, {'the trace': args.trace})
   traced = storage.read(args.trace)
-  row = _find(traced, args.row)
+  # Users count rows from 1, traces from 0.
+  rows = {wording.ordinal(row): row for row in traced.rows}
+  if args.row not in (None, *rows):
+    shown = ', '.join(map(str, rows)) or 'none'
+    raise ValueError(f'the trace has no row {args.row}; its rows: {shown}')
+  row = rows.get(args.row)
   path = args.html or args.svg
   if not path:
     screen = progress.console(color=args.color)
@@ -53,17 +58,6 @@ def run(args: argparse.Namespace) -> int:
   if path != outputs.STANDARD_OUTPUT:
     print(f'wrote {path}')
   return 0
-
-
-def _find(traced: storage.Trace, number: int | None) -> int | None:
-  if number is None:
-    return None
-  # Users count rows from 1, traces from 0.
-  rows = {wording.ordinal(row): row for row in traced.rows}
-  if number not in rows:
-    shown = ', '.join(map(str, rows)) or 'none'
-    raise ValueError(f'the trace has no row {number}; its rows: {shown}')
-  return rows[number]
 
 
 def _only(traced: storage.Trace, row: int | None) -> storage.Trace:
