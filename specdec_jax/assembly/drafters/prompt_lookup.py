@@ -31,6 +31,13 @@ class PromptLookup:
     type=positive_int,
   )
 
+  def __post_init__(self):
+    # Said here, before a model is loaded, and in the names of users.
+    if self.min_ngram is not None and self.min_ngram > self.max_ngram:
+      raise ValueError(
+        f'min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}'
+      )
+
   @property
   def length(self) -> lengths.Length:
     # Copies cost nothing, so that wide ones are tried as well.
