@@ -152,11 +152,10 @@ def without_drafts(full_width: Side) -> Side:
   return dataclasses.replace(full_width, params=params)
 
 
-def shorten(
-  state: DecodeState, num_tokens: int = _NUM_TIMED_TOKENS
-) -> DecodeState:
+def shorten(state: DecodeState) -> DecodeState:
   """Returns a state that ends after a few tokens."""
-  limits = jnp.minimum(state.max_lengths, state.context.lengths + num_tokens)
+  end = state.context.lengths + _NUM_TIMED_TOKENS
+  limits = jnp.minimum(state.max_lengths, end)
   return dataclasses.replace(state, max_lengths=limits)
 
 

@@ -17,9 +17,7 @@ def simulated_acceptance(
 ) -> Verification:
   """Accepts every drafted token with the chance `alpha`, whatever p and q are,
   and draws the token after them from p, float32 `[B, G+1, V]`. Not lossless,
-  and not meant to be; ValueError if `alpha` is outside [0, 1]."""
-  if not 0 <= alpha <= 1:
-    raise ValueError(f'alpha must lie in [0, 1], got {alpha}')
+  and not meant to be."""
 
   def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
     gamma = draft.tokens.shape[1]
