@@ -264,10 +264,7 @@ class Target:
       return Programs(
         plain=plain,
         baseline=sides.fastest(plain)[0],
-        ways={
-          key: benchmark.drafted(side, decoders[key].method)
-          for key, side in made.items()
-        },
+        ways={key: benchmark.drafted(side) for key, side in made.items()},
         exact={
           key: _of_one_width(side, decoders[key].method)
           for key, side in made.items()

@@ -14,7 +14,6 @@ import numpy as np
 
 from specdec_jax import theory
 from specdec_jax.base import Drafter
-from specdec_jax.decoding.method import Method
 from specdec_jax.measure import metrics, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.metrics import Counts
@@ -35,18 +34,20 @@ class Drafted:
   """Speculative decoding, compiled, and what its parts are timed by.
 
   Attributes:
-    method: functions and rule.
     side: the decoding itself; `full_width` is of `sides.full_width_side`.
     propose: of `stopwatch.propose_programs`; none if nothing is ever drafted.
     is_adaptive: whether its gamma varies. The theorem then does not apply, and
       what several rows drafted, by the slowest row each time, is unknown.
   """
 
-  method: Method
   side: Side
   full_width: Side
   propose: Sequence[stopwatch.Repeated]
   is_adaptive: bool = False
+
+  @property
+  def drafter(self) -> Drafter:
+    return self.side.program.method.drafter
 
   def sides(self) -> dict[str, Side]:
     """Returns what is timed, by name: `speculative`, iterations at `full_width`
@@ -56,22 +57,18 @@ class Drafted:
       'full_width': self.full_width,
       'launch': sides_lib.finished(self.full_width),
     }
-    if self.method.drafter.may_abstain:
+    if self.drafter.may_abstain:
       found['without_draft'] = sides_lib.without_drafts(self.full_width)
     return found
 
 
 def drafted(
-  side: Side,
-  method: Method,
-  *,
-  fixed: Drafter | None = None,
-  is_adaptive: bool = False,
+  side: Side, *, fixed: Drafter | None = None, is_adaptive: bool = False
 ) -> Drafted:
   """Compiles what times the parts of a side of `sides.speculative_side`. An
   adaptive drafter with a state of its own for what varies is given as it is
   without that, too: `fixed`."""
-  state = side.states[0]
+  method, state = side.program.method, side.states[0]
   propose: tuple[stopwatch.Repeated, ...] = ()
   if fixed is not None:
     state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
@@ -80,9 +77,8 @@ def drafted(
       side.params, state, fixed or method.drafter, method.target
     )
   return Drafted(
-    method=method,
     side=side,
-    full_width=sides_lib.full_width_side(side, method),
+    full_width=sides_lib.full_width_side(side),
     propose=propose,
     is_adaptive=is_adaptive,
   )
@@ -179,7 +175,7 @@ def figures(
 ) -> Figures:
   """Returns what the times of the sides of `way`, by their names, and their
   counters say; see `compare`. `propose_seconds` is of one draft."""
-  drafter, drafted = way.method.drafter, timed['speculative']
+  drafter, drafted = way.drafter, timed['speculative']
   one_position = plain.per_iteration
   full = _short_iteration(timed['full_width'], timed)
   without = None

@@ -138,7 +138,7 @@ def cost_programs(
     for gamma, drafter in sorted(drafters.items())
   }
   return CostPrograms(
-    sides=_short_decodes(plain, drafted, method, widths),
+    sides=_short_decodes(plain, drafted, widths),
     widths=widths,
     proposals=proposals,
     extend=extend,
@@ -147,20 +147,18 @@ def cost_programs(
 
 
 def _short_decodes(
-  plain: Side,
-  drafted: Side,
-  method: Method,
-  widths: Sequence[int],
+  plain: Side, drafted: Side, widths: Sequence[int]
 ) -> dict[Hashable, Side]:
   """Compiles decodes of a few tokens, plain ones as width 1, drafted ones, and
   those that score as many positions as each other width; each with its launch.
   """
+  method = drafted.program.method
   propose = functools.partial(speculative.propose, drafter=method.drafter)
   draft, _ = jax.eval_shape(propose, drafted.params, drafted.states[0])
   # Verification costs more where drafts have distributions.
   vocab_size = None if draft.probs is None else method.target.vocab_size
   full = functools.partial(
-    sides_lib.full_width_side, drafted, method, vocab_size=vocab_size
+    sides_lib.full_width_side, drafted, vocab_size=vocab_size
   )
   sides: dict[Hashable, Side] = {1: plain, 'drafted': drafted}
   sides |= stopwatch.together(

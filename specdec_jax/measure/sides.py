@@ -122,14 +122,12 @@ def like(side: Side, method: Method, params: Params | None = None) -> Side:
 
 
 def full_width_side(
-  side: Side,
-  method: Method,
-  gamma: int | None = None,
-  vocab_size: int | None = None,
+  side: Side, gamma: int | None = None, vocab_size: int | None = None
 ) -> Side:
   """Compiles a few iterations that all score gamma + 1 positions, on the first
-  batch of a side of `method`: `stopwatch.always_full` is in its drafter's
-  place, with its gamma and tree unless `gamma` says fewer tokens."""
+  batch of a side: `stopwatch.always_full` is in its drafter's place, with its
+  gamma and tree unless `gamma` says fewer tokens."""
+  method = side.program.method
   drafter = method.drafter
   full = stopwatch.always_full(
     drafter.gamma if gamma is None else gamma,

@@ -83,8 +83,7 @@ def test_margins_are_plain_decodings_whose_cache_may_be_of_another_kind():
   prompts = [toy.prompt([[1, 2, 3], [4]])]
   side = sides.plain_side(*args, prompts, method=plain, max_len=MAX_LEN)
   way = benchmark.drafted(
-    sides.speculative_side(*args, prompts, method=method, max_len=MAX_LEN),
-    method,
+    sides.speculative_side(*args, prompts, method=method, max_len=MAX_LEN)
   )
   found = benchmark.compare(
     {'': way}, plain=side, baseline=side, repeats=1, expected=side

@@ -94,7 +94,7 @@ def test_both_kinds_of_iteration_are_timed_in_one_program(args):
   copying = drafters.prompt_lookup(gamma=2)
   method = dataclasses.replace(PLAIN, drafter=copying)
   side = sides.speculative_side(*args, method=method, max_len=MAX_LEN)
-  full = sides.full_width_side(side, method)
+  full = sides.full_width_side(side)
   without = sides.without_drafts(full)
   assert full.run is without.run
   [drafted], [undrafted] = full.decode(), without.decode()

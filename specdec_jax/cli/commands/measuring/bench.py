@@ -97,9 +97,7 @@ def _measure(
     side = sides_lib.speculative_side(
       *placed.args, method=method, max_len=placed.max_len
     )
-    ways = {
-      '': benchmark.drafted(side, method, fixed=fixed, is_adaptive=is_adaptive)
-    }
+    ways = {'': benchmark.drafted(side, fixed=fixed, is_adaptive=is_adaptive)}
     # T(1) and the tokens to compare are of the same dtype; the baseline of the
     # speedup is the fastest of all, such as bfloat16 for a float32 target.
     plain = candidates[decoder.model.dtype]
