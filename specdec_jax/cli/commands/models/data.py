@@ -154,12 +154,7 @@ def _add_writing(parser: argparse.ArgumentParser, *, model: str) -> None:
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
   _add_writing(parser, model='a T5, as for generate')
   add = parser.add_argument
-  add(
-    '--tokens',
-    metavar='DIR',
-    required=True,
-    help='what specdec data prepare wrote',
-  )
+  add('--tokens', metavar='DIR', required=True, help='of specdec data prepare')
   add(
     '--splits',
     nargs='+',
@@ -174,12 +169,7 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
 def _add_write(parser: argparse.ArgumentParser) -> None:
   _add_writing(parser, model='a decoder, as for generate')
   add = parser.add_argument
-  add(
-    '--prompts',
-    metavar='FILE',
-    required=True,
-    help='one per line, or JSONL with "prompt"',
-  )
+  add('--prompts', metavar='FILE', required=True, help='as for generate')
   options.add_shared(parser, 'chat', 'system')
   add(
     '--temperature',
