@@ -116,18 +116,23 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--model',
     default=DEFAULT_MODEL,
-    help='the target: a model of this package, a .gguf file, a Hugging Face '
-    'folder, what T5X or specdec convert wrote, hf:organisation/name, or '
-    'random:SIZES',
+    help='the target: a model of this package such as ende-mini, a .gguf '
+    'file, a Hugging Face folder, what T5X or specdec convert wrote, '
+    'hf:organisation/name, or random:t5_1_1_small for random weights',
   )
   add('--config', metavar='SIZES', help=SIZES)
   add(
     '--vocabulary',
     metavar='PATH',
-    help='of target and draft model (default: what lies beside each)',
+    help='a SentencePiece model or a folder with a vocabulary, for target and '
+    'draft model (default: what lies beside each)',
   )
   add('--revision', help='branch, tag or commit of an hf: model')
-  add('--draft_model', help='the weights of the drafter, named like --model')
+  add(
+    '--draft_model',
+    help='the weights of the drafter, named like --model: a smaller model, an '
+    'EAGLE-3 network, a Spec-Drafter or heads',
+  )
   add('--draft_config', metavar='SIZES', help='sizes of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')
   add('--draft_dtype', choices=DTYPES, help='(default: that of --dtype)')
@@ -135,7 +140,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--drafter',
     choices=DRAFTERS,
-    help='(default: what --draft_model is for, or prompt_lookup)',
+    help='the source of guesses (default: what --draft_model is for, or '
+    'prompt_lookup)',
   )
   add_flags(group, DRAFTERS.values())
   _add_adaptive(add)
@@ -186,14 +192,16 @@ def _add_adaptive(add: Callable) -> None:
   add(
     '--min_prob',
     type=share,
-    help='with --adaptive: a token of less probability ends its draft '
+    help='with --adaptive: a drafted token to which the draft model gives less '
+    'is the last of its draft '
     f'(default: {MIN_PROB} for threshold, else 0)',
   )
   add(
     '--draft_cost',
     metavar='C',
     type=cost,
-    help='for --adaptive estimate: c of `calibrate`',
+    help='for --adaptive estimate: time of a drafted token over that of a '
+    'target run, the c of `calibrate`',
   )
 
 
@@ -222,7 +230,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> Group:
   add_shared(group, 'chat', 'system')
   add('--max_new_tokens', type=int, default=128, help='per row')
   add('--batch_size', type=int, default=1, help='rows decoded at once')
-  add('--num_devices', type=int, default=1, help='that share a batch')
+  add('--num_devices', type=int, default=1, help='which share each batch')
   return group
 
 

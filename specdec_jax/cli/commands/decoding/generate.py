@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--top_logprobs',
     metavar='N',
     type=int,
-    help='with --json: of the N likeliest tokens in each place, before and '
-    'after all that changes logits',
+    help='with --json: log-probabilities of the N likeliest tokens in each '
+    'place, before and after all that changes them',
   )
   options.add_shared(options.add_prompts(parser), 'stop')
   options.add_shared(parser, 'forget')
@@ -54,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--json',
     metavar='OUT',
-    help='write an object per text and line; an old file stays until all is '
-    'done; - writes to standard output, instead of the text',
+    help='write an object per text and line: prompt, text, tokens, log_probs, '
+    'statistics and more; an old file stays until all is done; - writes to '
+    'standard output, instead of the text',
   )
   add('--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`')
 

@@ -11,8 +11,9 @@ from specdec_jax.trace import page, storage, svg, terminal, wording
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add, instead = parser.add_argument, parser.add_mutually_exclusive_group()
   add('trace', help='what `generate --trace` wrote')
-  instead.add_argument('--html', metavar='OUT.html', help='write a page')
-  instead.add_argument('--svg', metavar='OUT.svg', help='write a picture')
+  write = instead.add_argument
+  write('--html', metavar='OUT.html', help='write a self-contained page')
+  write('--svg', metavar='OUT.svg', help='write a picture, light and dark')
   add(
     '--style',
     choices=('lines', 'flow'),
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--max_iterations',
     type=options.positive_int,
     metavar='N',
-    help='in the picture, the first N of each row',
+    help='in the picture, the first N iterations of each row',
   )
   options.add_output(parser)
 

@@ -50,13 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   number = functools.partial(add, type=numbers.positive_int)
   add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
   add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
-  add('--draft', metavar='PRESET', help='sizes of what drafts, or its folder')
-  add('--drafter', choices=[*DRAFTERS], help='(default: model, or eagle)')
-  add('--topology', help=f'such as v4:2x2x1; {", ".join(CHIPS)}')
+  add(
+    '--draft',
+    metavar='PRESET',
+    help='what drafts: sizes such as t5_1_1_small or eagle3_8k, or its folder',
+  )
+  add(
+    '--drafter',
+    choices=[*DRAFTERS],
+    help='(default: model, or eagle for its sizes)',
+  )
+  add(
+    '--topology',
+    help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
+  )
   number('--batch_size', help='rows (default: 1)')
-  number('--input_length', help='tokens of an input (default: 512)')
+  number('--input_length', help='tokens of an input or prompt (default: 512)')
   number('--output_length', default=128, help='new tokens per row')
-  number('--num_partitions', help='chips that share a copy of the target')
+  number(
+    '--num_partitions',
+    help='chips that share a copy of the target (default: as the batch allows)',
+  )
   add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
   options.add_shared(group, 'weights')
   # What other drafters are told changes no cost, or is a file.
@@ -70,14 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--max_gamma',
     type=numbers.positive_int,
-    help='also the most nodes of a tree (default: 12, or as measured)',
+    help='the largest gamma considered, and the most nodes of a tree (default: '
+    '12, or as measured)',
   )
   add(
     '--tokens',
     type=numbers.number(float, lambda n: 1 <= n < 1e18, 'a number from 1 on'),
-    help='output tokens, such as 1e9, of which to predict the chip-hours',
+    help='output tokens in all, such as 1e9: predicts their chip-hours',
   )
-  add('--price', type=numbers.cost, help='of one chip-hour')
+  add(
+    '--price',
+    type=numbers.cost,
+    help='of a chip-hour: predicts the cost per million output tokens',
+  )
   options.add_report(parser, 'write the plan', shown='tables')
 
 

@@ -38,9 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--extra_ids',
     type=numbers.count,
     help='sentinels after the pieces of --vocabulary (default: what '
-    'tokenizer_config.json beside it says, else 100, or 0 without room)',
+    'tokenizer_config.json beside it says, else 100, or 0 if the pieces fill '
+    'the embeddings)',
   )
-  add('--step', type=numbers.count, help='N (default: that of the source)')
+  add(
+    '--step',
+    type=numbers.count,
+    help='N of checkpoint_N (default: that of the source, else 0)',
+  )
   add('--overwrite', action='store_true', help='replace the destination')
 
 

@@ -154,7 +154,12 @@ def _add_writing(parser: argparse.ArgumentParser, *, model: str) -> None:
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
   _add_writing(parser, model='a T5, as for generate')
   add = parser.add_argument
-  add('--tokens', metavar='DIR', required=True, help='of specdec data prepare')
+  add(
+    '--tokens',
+    metavar='DIR',
+    required=True,
+    help='what specdec data prepare wrote',
+  )
   add(
     '--splits',
     nargs='+',
