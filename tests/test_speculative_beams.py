@@ -67,8 +67,8 @@ def scattered(num_beams: int, width: int) -> BeamDrafter:
   """Nodes at random, some of them absent, and some twice."""
 
   def propose(params, live, state):
-    keys = jax.random.split(jax.random.key(jnp.sum(live.lengths)))
-    shape = (live.lengths.size, GAMMA, width)
+    keys = jax.random.split(jax.random.key(jnp.sum(live.search.lengths)))
+    shape = (live.search.lengths.size, GAMMA, width)
     above = jnp.array([num_beams] + [width] * (GAMMA - 1), jnp.int32)
     parents = jax.random.randint(
       keys[0], shape, -1, above[None, :, None], jnp.int32

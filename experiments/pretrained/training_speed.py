@@ -41,12 +41,12 @@ def main() -> None:
     config, jax.random.key(0), target=args.target
   )
   run = loop.new_run(config, optimizer, seed=0, params=params)
-  state, totals = run.state, np.zeros(3)
+  totals = np.zeros(3)
   for length, batch in sorted(batches.items()):
     measured = []
     for i in range(args.repeats + 1):
       begun = time.process_time(), time.perf_counter()
-      state, metrics = step_fn(state, run.rng_key, batch)
+      run, metrics = step_fn(run, batch)
       targets = float(metrics['weight'])
       ended = time.process_time(), time.perf_counter()
       if i:  # The first one compiles.

@@ -7,7 +7,7 @@ of them the more it got wrong, and it learns to fill the others.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def block_loss(
     blocks = _draw_blocks(batch, prefix_key, gamma, count, has_random_prefix)
     _, is_target, _, gold, is_known = blocks
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
-    apply = functools.partial(losses.apply, BlockDecoder(config), params)
+    apply = functools.partial(apply_network, config, params)
     encode, hidden = _passes(apply, batch, blocks)
     table = {'token_embedder': _to_attend(params['token_embedder'])}
     size = _PART if jax.default_backend() == 'cpu' else _LARGE_PART
@@ -81,7 +81,7 @@ def block_loss(
     if is_glancing and key is not None and RATIO in batch:
       first_key = keys[0] if shares_dropout else keys[-1]
       first_memory = memory if shares_dropout else encode(first_key)
-      is_correct = chunked.each(
+      is_correct = _each(
         functools.partial(_is_correct, config, table),
         (hidden(first_memory, is_known, first_key), gold.reshape(-1)),
         is_needed=is_target.reshape(-1),
@@ -102,6 +102,46 @@ def block_loss(
     )
 
   return loss_fn
+
+
+def apply_network(
+  config: BlockDecoderConfig,
+  params: ArrayTree,
+  key: Array | None,
+  *args: ArrayTree,
+  **options: Any,
+) -> ArrayTree:
+  """Applies the network, which drops out when given a key."""
+  rngs = None if key is None else {'dropout': key}
+  return applied(BlockDecoder(config))(params, *args, rngs=rngs, **options)
+
+
+def _each(
+  fn: Callable[[ArrayTree], Array],
+  inputs: ArrayTree,
+  *,
+  is_needed: Array,
+  size: int,
+) -> Array:
+  """Computes `fn` of the positions that are needed, `[N]`, `size` at a time;
+  others are undefined. As `chunked.summed`, without gradients."""
+  inputs = jax.lax.stop_gradient(inputs)
+  if chunked.is_on_mesh():
+    return fn(inputs)
+  order = jnp.argsort(~is_needed, stable=True)
+  inputs = chunked.padded(inputs, order, size)
+
+  def put(i: Array, made: Array) -> Array:
+    found = fn(chunked.part(inputs, i, size))
+    return jax.lax.dynamic_update_slice_in_dim(made, found, i * size, axis=0)
+
+  shape = jax.eval_shape(fn, inputs)
+  made = jnp.zeros(shape.shape, shape.dtype)
+  count = chunked.num_parts(is_needed, size)
+  made = jax.lax.fori_loop(0, count, put, made)
+  # Row i of `made` belongs to position `order[i]`.
+  made = made[: is_needed.size]
+  return jnp.zeros_like(made).at[order].set(made, unique_indices=True)
 
 
 class _Blocks(NamedTuple):

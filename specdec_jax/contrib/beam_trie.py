@@ -16,6 +16,7 @@ import numpy as np
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Arrays, Placement
 from specdec_jax.decoding import beam_search
+from specdec_jax.decoding.beam_search import Search
 
 
 @base.value
@@ -23,30 +24,26 @@ class Beams:
   """The live sequences of a search, and what they see of a cache of C entries.
 
   Attributes:
-    tokens: int32 `[B, K, S]`, prompts included.
-    log_probs: float32 `[B, K]`.
-    lengths: int32 `[B]`, the same for all of a row.
+    search: where it stands.
     num_prompt: int32 `[B]`, entries of the prompt, which are its tokens but the
       last.
     sees: bool `[B, K, C]`, the entries of a sequence, the pending one excepted.
   """
 
-  tokens: Array
-  log_probs: Array
-  lengths: Array
+  search: Search
   num_prompt: Array
   sees: Array
 
   @property
   def num_entries(self) -> Array:
     """int32 `[B]`, all that a row has: pending tokens are written behind."""
-    num_steps = self.lengths - 1 - self.num_prompt
+    num_steps = self.search.lengths - 1 - self.num_prompt
     return self.num_prompt + self.sees.shape[1] * num_steps
 
   @property
   def pending(self) -> Array:
     """int32 `[B, K]`, the last tokens."""
-    return beam_search.last_tokens(self.tokens, self.lengths)
+    return beam_search.last_tokens(self.search.live, self.search.lengths)
 
 
 @base.value
@@ -124,7 +121,7 @@ def placement(
   # Of a prompt of 3 tokens and 2 beams, entries 0 and 1 are the prompt's, 2 and
   # 3 have position 2, and 4 and 5, the next step of both, position 3.
   num_beams, capacity = beams.sees.shape[1:]
-  start, lengths = beams.num_prompt[:, None], beams.lengths[:, None]
+  start, lengths = beams.num_prompt[:, None], beams.search.lengths[:, None]
   entries = jnp.arange(capacity, dtype=jnp.int32)[None, :]
   committed = start + (entries - start) // num_beams
   drafted = entries - beams.num_entries[:, None] - num_beams

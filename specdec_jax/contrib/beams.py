@@ -20,7 +20,8 @@ def none(num_beams: int) -> BeamDrafter:
   def propose(
     params: Arrays, beams: Beams, state: Arrays
   ) -> tuple[BeamDraft, Arrays]:
-    nothing = jnp.zeros((beams.lengths.size, 0, num_beams), jnp.int32)
+    shape = beams.search.lengths.size, 0, num_beams
+    nothing = jnp.zeros(shape, jnp.int32)
     return BeamDraft(tokens=nothing, parents=nothing), state
 
   return BeamDrafter(
@@ -53,10 +54,11 @@ def copied(
   def propose(
     params: Arrays, beams: Beams, state: Arrays
   ) -> tuple[BeamDraft, Arrays]:
-    batch_size, _, size = beams.tokens.shape
+    live = beams.search.live
+    batch_size, _, size = live.shape
     context = Context(
-      tokens=beams.tokens.reshape(batch_size * num_beams, size),
-      lengths=jnp.repeat(beams.lengths, num_beams),
+      tokens=live.reshape(batch_size * num_beams, size),
+      lengths=jnp.repeat(beams.search.lengths, num_beams),
     )
     draft, state = lookup.propose(params, None, context, state)
     chains = jnp.arange(batch_size * num_beams, dtype=jnp.int32) % num_beams
@@ -112,7 +114,8 @@ def of_model(
   def propose(
     params: Arrays, beams: Beams, cache: Arrays
   ) -> tuple[BeamDraft, Arrays]:
-    num_beams, starts = beams.log_probs.shape[1], beams.num_entries
+    search, starts = beams.search, beams.num_entries
+    num_beams = search.live.shape[1]
     first = lambda depth: starts + num_beams + (depth - 1) * width
 
     def feed(tokens, sees, depth, cache, at=None):
@@ -127,7 +130,7 @@ def of_model(
       return (tokens, scores, sees, cache), (tokens, parents)
 
     sees = beam_trie.with_own(beams.sees, starts)
-    carry = (beams.pending, beams.log_probs, sees, cache)
+    carry = (beams.pending, search.live_log_probs, sees, cache)
     carry, top = deepen(carry, 1)
     depths = jnp.arange(2, gamma + 1, dtype=jnp.int32)
     (last, _, sees, cache), rest = jax.lax.scan(deepen, carry, depths)
@@ -135,7 +138,7 @@ def of_model(
     # whoever moves entries later waits for this call, which reads them: else
     # the compiler would keep a copy for it.
     logits, cache = feed(
-      last, sees, gamma, cache, jnp.zeros_like(beams.lengths)
+      last, sees, gamma, cache, jnp.zeros_like(search.lengths)
     )
     has_nan = jnp.any(jnp.isnan(logits), axis=(1, 2))
     join = lambda a, b: jnp.moveaxis(jnp.concatenate([a[None], b]), 0, 1)

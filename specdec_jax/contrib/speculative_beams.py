@@ -28,30 +28,16 @@ class State:
   """All that the next iteration needs.
 
   Attributes:
-    search: where it stands.
-    num_prompt: int32 `[B]`, see `beam_trie.Beams`.
-    sees: bool `[B, K, C]`, likewise.
+    beams: where the search stands.
     cache: the target's, one row per row of the search.
     drafter_state: the drafter's own.
     statistics: counters so far.
   """
 
-  search: Search
-  num_prompt: Array
-  sees: Array
+  beams: Beams
   cache: Arrays
   drafter_state: Arrays
   statistics: Statistics
-
-  @property
-  def beams(self) -> Beams:
-    return Beams(
-      tokens=self.search.live,
-      log_probs=self.search.live_log_probs,
-      lengths=self.search.lengths,
-      num_prompt=self.num_prompt,
-      sees=self.sees,
-    )
 
 
 @base.value
@@ -95,24 +81,14 @@ def generate(
   finished one. One beam need not be greedy decoding: a sequence that ends early
   may outscore the greedy one.
 
-  Args:
-    params: weights of both models.
-    prompt: what to continue; rows may have different lengths.
-    target: the model.
-    drafter: of `contrib.beams`; it changes the speed, not the result, and with
-      `none` every step is a call.
-    num_beams: K.
-    alpha: of the brevity penalty; 0 compares plain log-probabilities.
-    max_len: S, the most tokens per row can have, prompt included.
-    eos_id: ends a sequence; a tuple lists several, -1 or () none.
-    vocab_size: ids at or beyond it are never chosen; None: there are none.
-    max_new_tokens: the most that any row may get: with it, caches take less
-      memory where prompts are long.
-
-  Raises:
-    ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, the
-      prompt has no rows or exceeds `max_len`, `target` takes no placements, or
-      a level of the draft has fewer nodes than there are beams.
+  The drafter, of `contrib.beams`, changes the speed, not the result. With an
+  `alpha` of 0, which is that of the brevity penalty, plain log-probabilities
+  are compared. A tuple of `eos_id` lists several, -1 or () none; ids at or
+  beyond `vocab_size`, if there are any, are never chosen. With
+  `max_new_tokens`, of any row, caches take less where prompts are long.
+  ValueError if a number is out of range, the prompt has no rows or exceeds
+  `max_len`, `target` takes no placements, or a level of the draft has fewer
+  nodes than there are beams.
   """
   rules = beam_search.checked_rules(
     target, num_beams, alpha, eos_id, vocab_size
@@ -129,7 +105,7 @@ def generate(
   )
   state = run(params, state, target=target, drafter=drafter, rules=rules)
   return beam_search.output(
-    state.search, prompt.decoder_lengths, state.statistics
+    state.beams.search, prompt.decoder_lengths, state.statistics
   )
 
 
@@ -166,10 +142,13 @@ def init(
   )
   num_prompt = prompt.decoder_lengths - 1
   sees = arrays.is_within(num_prompt, capacity)[:, None]
-  return State(
+  beams = Beams(
     search=beam_search.start(prompt, num_beams=num_beams, max_len=max_len),
     num_prompt=num_prompt,
     sees=jnp.repeat(sees, num_beams, axis=1),
+  )
+  return State(
+    beams=beams,
     cache=target.init(params.target, prompt, capacity),
     drafter_state=drafter.init(params.drafter, prompt, capacity),
     statistics=statistics.init(batch_size, drafter.gamma),
@@ -194,7 +173,7 @@ def run(
       )
     # Rows that are done draft nothing, so that the narrow call can do when no
     # other row has a draft.
-    is_active = state.search.is_active[:, None, None]
+    is_active = state.beams.search.is_active[:, None, None]
     draft = dataclasses.replace(
       draft, parents=jnp.where(is_active, draft.parents, -1)
     )
@@ -213,7 +192,7 @@ def run(
     return target_call.run_if(~has_draft, lambda s: judge(s, 0), state)
 
   return jax.lax.while_loop(
-    lambda state: jnp.any(state.search.is_active), iterate, state
+    lambda state: jnp.any(state.beams.search.is_active), iterate, state
   )
 
 
@@ -233,15 +212,10 @@ def _judge(
     logits, cache = target.extend(
       params, tokens, state.cache, placement=placement
     )
-    replay = _replayed(state.search, beams, draft, logits, rules)
-  new = dataclasses.replace(
-    state,
-    search=replay.search,
-    sees=replay.sees,
-    statistics=_count(state.statistics, state.search, replay.search, draft),
-  )
+    replay = _replayed(beams, draft, logits, rules)
+  new = dataclasses.replace(beams, search=replay.search, sees=replay.sees)
   with jax.named_scope('commit'):
-    own, num_entries = state.drafter_state, new.beams.num_entries
+    own, num_entries = state.drafter_state, new.num_entries
     batch_size, gamma, width = draft.tokens.shape
     # Of 2 beams that followed nodes 0 and 2 of 3 on level 0, and 1 and 2 on
     # level 1, offsets are [0, 2, 4, 5]: their entries move together.
@@ -252,11 +226,12 @@ def _judge(
       cache = target.gather(cache, starts, offsets, gamma * width)
       own = drafter.keep(own, starts, offsets, num_entries)
     cache = target.rewind(cache, num_entries)
-  return dataclasses.replace(new, cache=cache, drafter_state=own)
+  counted = _count(state.statistics, beams.search, new.search, draft)
+  return State(beams=new, cache=cache, drafter_state=own, statistics=counted)
 
 
 def _replayed(
-  search: Search, beams: Beams, draft: BeamDraft, logits: Array, rules: Rules
+  beams: Beams, draft: BeamDraft, logits: Array, rules: Rules
 ) -> _Replay:
   """The search's decisions on `logits[B, K + G * U, V]`: one at least, and on
   while every live sequence is a node."""
@@ -299,10 +274,10 @@ def _replayed(
     lambda replay: jnp.any(replay.is_due),
     decide,
     _Replay(
-      search=search,
+      search=beams.search,
       sees=beams.sees,
       depth=jnp.zeros((), jnp.int32),
-      is_due=search.is_active,
+      is_due=beams.search.is_active,
       nodes=jnp.broadcast_to(order, (batch_size, num_beams)),
       kept=jnp.broadcast_to(order, (batch_size, gamma, num_beams)),
     ),

@@ -107,13 +107,11 @@ def _successors(
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """Reads the tokens of a text file; ValueError if it cannot, or has none."""
+  """Reads the tokens of a text file; ValueError if it is no text, or empty."""
   try:
     text = user_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is not UTF-8 text') from error
-  except OSError as error:
-    raise ValueError(f'cannot read {path}: {error.strerror}') from error
   tokens = vocabulary.encode(text, add_special_tokens=False)
   if not tokens:
     raise ValueError(f'{path} holds no text')

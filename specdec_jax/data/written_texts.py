@@ -229,13 +229,10 @@ def from_written_texts(
   """Makes packed batches of a folder of `specdec data write --prompts
   --layers`: `_read` says of what.
 
-  Args:
-    batch_size: rows of a batch, over all devices.
-    length: columns of a row; longer texts are cut.
-    num_parts: trains on the first so many parts; None on all that are complete.
-    held_out: one of so many texts of a part is for validation; at least 2.
-    seed: of the packing and of every epoch's order.
-    max_validation_rows: validates on the first so many rows; None on all.
+  Rows have `length` columns, and longer texts are cut. It trains on the first
+  `num_parts`, None being all that are complete; one of `held_out` texts of a
+  part, at least 2, is for validation. Other arguments are those of
+  `datasets.from_token_files`.
 
   Raises ValueError if there are no texts, they have no streams, there are fewer
   rows than a batch has, or `held_out` is out of range.

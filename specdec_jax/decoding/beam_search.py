@@ -142,13 +142,9 @@ def last_tokens(sequences: Array, lengths: Array) -> Array:
 def advance(
   search: Search, logits: Array, is_due: Array, rules: Rules
 ) -> tuple[Search, Array, Array]:
-  """The search's decision: every live sequence by one token.
-
-  Args:
-    search: before it.
-    logits: float32 `[B, K, V]`, of what follows each live sequence.
-    is_due: bool `[B]`: the active rows that decide; others stay as they are.
-    rules: what it goes by.
+  """The search's decision: every live sequence by one token, from logits,
+  float32 `[B, K, V]`, of what follows each; only of the active rows that are
+  due, bool `[B]`.
 
   Returns:
     The search after it; int32 `[B, K]`, which sequence each live one continues;

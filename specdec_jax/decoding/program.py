@@ -182,20 +182,12 @@ class Program:
     given stays as it is, so that it can be run again."""
     return Part(jax.jit(self._run), (self.params, self.state))
 
-  @property
-  def finish(self) -> Part:
-    """`(params, state) -> output`, the same without the last state."""
-    finish = lambda params, state: speculative.output(self._run(params, state))
-    return Part(jax.jit(finish), (self.params, self.state))
-
   def refill(self, batch_size: int, output_sharding: Any = None) -> Refill:
     """Programs of a batch of `batch_size` rows, of which as many as `prompt`
     has are replaced at once: more wait for more rows to finish, and fill them
-    with fewer prefills. Each is compiled when it is first called.
-
-    Args:
-      batch_size: B, at least the N rows of `prompt`, else ValueError.
-      output_sharding: where results go, so that this process can read them.
+    with fewer prefills. Each is compiled when it is first called. Results go to
+    `output_sharding`, so that this process can read them. ValueError if
+    `prompt` has more rows than the batch.
     """
     num_fresh = self.prompt.decoder_lengths.shape[0]
     if num_fresh > batch_size:

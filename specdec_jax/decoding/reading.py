@@ -37,17 +37,10 @@ def read_on(
   last call that `LanguageModel.rewind` promises: every network with a cache of
   keys and values can do so, a recurrent one cannot.
 
-  Args:
-    params: weights of target and drafter.
-    rng_key: as for `speculative.generate`.
-    prompt: of a decoder-only model, the whole text, as wide as the buffer of
-      `state`.
-    state: of `init`, `step`, `run` or `read_on`, at any point of its decode.
-    method: the one of `state`.
-
-  Returns:
-    The state, and int32 `[B]`, how many positions of each row were fed: what is
-    new, in whole blocks.
+  The prompt, of a decoder-only model, is the whole text, as wide as the buffer
+  of `state`, which is at any point of its decode. Returns the new state, and
+  int32 `[B]`, how many positions of each row were fed: what is new, in whole
+  blocks.
   """
   max_len = state.context.tokens.shape[1]
   prompt = state_lib.checked(prompt, max_len)

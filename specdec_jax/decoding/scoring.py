@@ -37,14 +37,8 @@ def score(
   """Scores tokens as what follows the prompt, teacher-forced, in one call.
 
   As T5X's `score_batch`: float32 log-softmax of the model's own logits, before
-  temperature, top-k and top-p, and of padding ids too.
-
-  Args:
-    params: weights; only `params.target` is read.
-    prompt: what the tokens follow; rows may have different lengths.
-    tokens: int32 `[B, T]`, EOS included where it is to count.
-    lengths: int32 `[B]`, how many of them count, 0 for none.
-    target: the model.
+  temperature, top-k and top-p, and of padding ids too. Of `tokens`, int32 `[B,
+  T]`, `lengths` count, an EOS among them; only `params.target` is read.
   """
   num_rows, width = tokens.shape
   tokens, lengths = (jnp.asarray(x, jnp.int32) for x in (tokens, lengths))

@@ -101,14 +101,8 @@ def run(
   method: Method,
   num_done: Array | None = None,
 ) -> DecodeState:
-  """Iterates `step` until every row is done, in one `lax.while_loop`.
-
-  Args:
-    params: weights of target and drafter.
-    state: of `init`, or of an earlier `run`.
-    method: the one of `init`.
-    num_done: int32, returns once this many rows are done; None means all.
-  """
+  """Iterates `step` until so many rows are done, None being all, in one
+  `lax.while_loop`; `state` is of `init`, or of an earlier `run`."""
   num_due = state.done.shape[0] if num_done is None else num_done
   return jax.lax.while_loop(
     lambda state: jnp.sum(state.done, dtype=jnp.int32) < num_due,
@@ -127,7 +121,12 @@ def step(
   """
   tree, starts = method.drafter.tree, state.context.lengths
   draft, state = propose(params, state, method.drafter)
-  _check_vocabulary(draft, method.target)
+  if draft.probs is not None:
+    num_ids, vocab_size = draft.probs.shape[-1], method.target.vocab_size
+    if num_ids != vocab_size:
+      raise ValueError(
+        f'the drafter has {num_ids} token ids, the target {vocab_size}'
+      )
   with jax.named_scope('verify'):
     scored = target_call.score(params.target, state, draft, method)
     logits, cache, is_short = scored
@@ -185,15 +184,6 @@ def propose(
   lengths = jnp.where(state.done, 0, draft.lengths)
   draft = dataclasses.replace(draft, lengths=lengths)
   return draft, dataclasses.replace(state, drafter_state=drafter_state)
-
-
-def _check_vocabulary(draft: Draft, target: base.LanguageModel) -> None:
-  if draft.probs is None or draft.probs.shape[-1] == target.vocab_size:
-    return
-  raise ValueError(
-    f'the drafter has {draft.probs.shape[-1]} token ids, the target '
-    f'{target.vocab_size}'
-  )
 
 
 def _is_bad(draft: Draft) -> Array:

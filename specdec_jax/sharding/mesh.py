@@ -19,17 +19,6 @@ from specdec_jax.base import Array
 from specdec_jax.launch import platforms
 from specdec_jax.sharding import rules
 
-# One model replica's default share of a TPU slice, in chips (in cores on v2
-# and v3): the smallest tile whose links are all direct.
-_DEFAULT_SUBMESH = {
-  'TPU v2': (2, 2, 1, 2),
-  'TPU v3': (2, 2, 1, 2),
-  'TPU v4': (2, 2, 1, 1),
-  'TPU v5': (2, 2, 1, 1),  # v5p
-  'TPU v5 lite': (2, 2, 1, 1),
-  'TPU v6 lite': (2, 2, 1, 1),
-}
-
 
 def make(
   *,
@@ -53,9 +42,11 @@ def make(
   if model_parallel_submesh is not None:
     return _from_submesh(devices, tuple(model_parallel_submesh))
   if num_partitions is None:
-    submesh = _DEFAULT_SUBMESH.get(devices[0].device_kind, (1,))
-    # With tiles of 4: 4 of 8 devices, 2 of 6, 1 of 3.
-    num_partitions = math.gcd(len(devices), math.prod(submesh))
+    # The smallest tile of a TPU slice whose links are all direct, 2x2 chips, of
+    # two cores each on v2 and v3. With tiles of 4: 4 of 8 devices, 2 of 6.
+    is_of_cores = devices[0].device_kind in ('TPU v2', 'TPU v3')
+    tile = 8 if is_of_cores else 4 if devices[0].platform == 'tpu' else 1
+    num_partitions = math.gcd(len(devices), tile)
   if num_partitions < 1 or len(devices) % num_partitions:
     raise ValueError(
       f'{len(devices)} devices do not divide into replicas of {num_partitions}'

@@ -103,23 +103,18 @@ def read(prompt: str | None, path: str | None) -> list[Line]:
 
 def _text_of(path: str) -> str:
   """Reads a file's text, with `\\n` for every line break."""
+  if path != '-':
+    data = user_path(path).read_bytes()
+  elif sys.stdin is None:
+    raise ValueError('standard input is closed, and --prompts - reads it')
+  else:
+    data = sys.stdin.buffer.read()
   try:
-    if path != '-':
-      data = user_path(path).read_bytes()
-    elif sys.stdin is None:
-      raise ValueError('standard input is closed, and --prompts - reads it')
-    else:
-      data = sys.stdin.buffer.read()
     text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
     raise ValueError(
       f'the prompts file {path} is not UTF-8 text: {error.reason} at byte '
       f'{error.start}'
-    ) from error
-  except OSError as error:
-    reason = error.strerror
-    raise ValueError(
-      f'cannot read the prompts file {path}: {reason}'
     ) from error
   return text.replace('\r\n', '\n').replace('\r', '\n')
 

@@ -110,13 +110,10 @@ def load(
   them. None means 100, or 0 where 100 do not fit into `num_rows`, the rows of
   the embeddings, and the pieces alone do, padded or not.
 
-  Raises ValueError if the file is missing or no SentencePiece model, or there
-  are too many sentinels; ImportError without the sentencepiece package.
+  Raises ValueError if the file is no SentencePiece model, or there are too many
+  sentinels; ImportError without the sentencepiece package.
   """
-  try:
-    model = user_path(path).read_bytes()
-  except OSError as error:
-    raise ValueError(f'cannot read {path}: {error.strerror}') from error
+  model = user_path(path).read_bytes()
   purpose = 'a SentencePiece vocabulary'
   sentencepiece = require('sentencepiece', extra='models', purpose=purpose)
   processor = sentencepiece.SentencePieceProcessor()

@@ -4,6 +4,7 @@ What is computed of a position, such as logits, can be much larger than what it
 is computed of, and many positions have no loss.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -33,93 +34,58 @@ def summed(
   The gradient is computed along with them, so that nothing of a part is kept.
   On a mesh all positions are one part, which stays on its devices.
 
-  Args:
-    fn: sums over any number of positions, 0 for one that is not needed.
-    params: what the loss is differentiated by, and
-    inputs: of each position, arrays `[N, ...]`.
-    constants: further arrays `[N, ...]`.
-    shared: arrays that all positions read.
-    is_needed: bool `[N]`.
-    size: positions at a time.
+  `fn` sums over any number of positions, 0 for one that is not needed. The loss
+  is differentiated by `params` and by `inputs` of each position, arrays `[N,
+  ...]`, as `constants` are; all positions read `shared`.
   """
-  if _is_on_mesh():
+  if is_on_mesh():
     return fn(params, inputs, constants, shared)
   # Those needed come first, in their order: of [no, yes, no, yes] the order is
   # [1, 3, 0, 2], and in parts of 2 a single one is computed.
   order = jnp.argsort(~is_needed, stable=True)
-  inputs, constants = _padded((inputs, constants), order, size)
-  rest = constants, shared, _num_parts(is_needed, size)
+  inputs, constants = padded((inputs, constants), order, size)
+  rest = constants, shared, num_parts(is_needed, size)
   return _summed(fn, size, params, inputs, rest)
 
 
-def each(
-  fn: Callable[[ArrayTree], Array],
-  inputs: ArrayTree,
-  *,
-  is_needed: Array,
-  size: int = 128,
-) -> Array:
-  """Computes `fn` of the positions that are needed, `[N]`; the others are
-  undefined; as `summed`, without gradients."""
-  inputs = jax.lax.stop_gradient(inputs)
-  if _is_on_mesh():
-    return fn(inputs)
-  order = jnp.argsort(~is_needed, stable=True)
-  inputs = _padded(inputs, order, size)
-
-  def put(i: Array, made: Array) -> Array:
-    part = fn(_part(inputs, i, size))
-    return jax.lax.dynamic_update_slice_in_dim(made, part, i * size, axis=0)
-
-  made = _zeros(jax.eval_shape(fn, inputs))
-  made = jax.lax.fori_loop(0, _num_parts(is_needed, size), put, made)
-  # Row i of `made` belongs to position `order[i]`.
-  made = made[: is_needed.size]
-  return jnp.zeros_like(made).at[order].set(made, unique_indices=True)
-
-
-def _is_on_mesh() -> bool:
+def is_on_mesh() -> bool:
+  """Tells whether a mesh of several devices is set."""
   mesh = jax.sharding.get_abstract_mesh()
   return not mesh.empty and mesh.size > 1
 
 
-def _num_parts(is_needed: Array, size: int) -> Array:
+def num_parts(is_needed: Array, size: int) -> Array:
+  """Counts the parts in which all that is needed lies, once it comes first."""
   return -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
 
 
-def _padded(inputs: ArrayTree, order: Array, size: int) -> ArrayTree:
+def padded(inputs: ArrayTree, order: Array, size: int) -> ArrayTree:
   """Orders arrays `[N, ...]` and rounds N up to parts."""
 
-  def padded(x: Array) -> Array:
+  def of_whole_parts(x: Array) -> Array:
     rest = [(0, 0)] * (x.ndim - 1)
     x = jnp.take(x, order, axis=0, mode='clip')
     return jnp.pad(x, [(0, -order.size % size), *rest])
 
-  return jax.tree.map(padded, inputs)
+  return jax.tree.map(of_whole_parts, inputs)
 
 
-def _primal(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _summed(
   fn: SumsFn, size: int, params: ArrayTree, inputs: ArrayTree, rest: _Rest
 ) -> LossSums:
-  constants, shared, num_parts = rest
-
-  def add(i: Array, sums: LossSums) -> LossSums:
-    own, other = _part((inputs, constants), i, size)
-    return jax.tree.map(jnp.add, sums, fn(params, own, other, shared))
-
-  first = _part((inputs, constants), 0, size)
-  zeros = _zeros(jax.eval_shape(fn, params, *first, shared))
-  return jax.lax.fori_loop(0, num_parts, add, zeros)
+  # Gradients that nobody reads are left out by the compiler.
+  return _forward(fn, size, params, inputs, rest)[0]
 
 
 def _forward(
   fn: SumsFn, size: int, params: ArrayTree, inputs: ArrayTree, rest: _Rest
 ) -> tuple[LossSums, ArrayTree]:
-  """Computes the sums of `_primal`, and the gradients of the loss."""
-  constants, shared, num_parts = rest
+  """Computes the sums of `fn`, and the gradients of their loss."""
+  constants, shared, count = rest
 
   def differentiated(i: Array | int) -> tuple[ArrayTree, LossSums]:
-    own_inputs, own_constants = _part((inputs, constants), i, size)
+    own_inputs, own_constants = part((inputs, constants), i, size)
 
     def loss_of(params: ArrayTree, inputs: ArrayTree) -> tuple[Array, LossSums]:
       sums = fn(params, inputs, own_constants, shared)
@@ -144,7 +110,7 @@ def _forward(
   _, shapes = jax.eval_shape(differentiated, 0)
   totals = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
   carry = _zeros(shapes), totals, _zeros(inputs)
-  sums, totals, to_inputs = jax.lax.fori_loop(0, num_parts, add, carry)
+  sums, totals, to_inputs = jax.lax.fori_loop(0, count, add, carry)
   to_params = jax.tree.map(lambda x, y: x.astype(y.dtype), totals, params)
   return sums, (to_params, to_inputs)
 
@@ -158,13 +124,11 @@ def _backward(
   return *jax.tree.map(scaled, gradients), None
 
 
-_summed: jax.custom_vjp[LossSums] = jax.custom_vjp(
-  _primal, nondiff_argnums=(0, 1)
-)
 _summed.defvjp(_forward, _backward)
 
 
-def _part(arrays: ArrayTree, index: Array | int, size: int) -> ArrayTree:
+def part(arrays: ArrayTree, index: Array | int, size: int) -> ArrayTree:
+  """Takes `size` positions of arrays `[N, ...]`."""
   take = lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=0)
   return jax.tree.map(take, arrays)
 

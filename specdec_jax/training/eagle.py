@@ -153,12 +153,8 @@ def unroll(
   every position, which `Eagle.project` takes: at step i, counted from 0, and
   position t, the logits are those of what follows token t + i + 1.
 
-  Args:
-    params: of the network, in the config's dtype.
-    embedding: `[V, embed]`, of the target's tokens.
-    batch: of `data.written_texts`.
-    features: `[B, T, k * target_embed]`.
-    num_steps: of drafting.
+  Parameters are in the config's dtype; `embedding`, `[V, embed]`, is of the
+  target's tokens; `features` are `[B, T, k * target_embed]`.
   """
   tokens, segments = (
     batch['decoder_target_tokens'],

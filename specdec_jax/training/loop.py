@@ -21,7 +21,7 @@ from specdec_jax.sharding import mesh as meshes
 from specdec_jax.sharding import rules
 from specdec_jax.training import run_checkpoints
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
-from specdec_jax.training.run_checkpoints import Checkpoints, Run, TrainState
+from specdec_jax.training.run_checkpoints import Checkpoints, Run
 
 # `(step, metrics)`: called after every step, and with `validation_...` metrics
 # after every validation.
@@ -69,36 +69,28 @@ class Schedule:
 
 
 def step(
-  state: TrainState,
-  rng_key: Array,
+  run: Run,
   batch: Batch,
   *,
   loss_fn: LossFn,
   optimizer: optax.GradientTransformation,
   num_microbatches: int = 1,
-) -> tuple[TrainState, dict[str, Array]]:
-  """Takes one optimizer step on the mean loss of a batch's targets.
+) -> tuple[Run, dict[str, Array]]:
+  """Takes one optimizer step on the mean loss of a batch's targets, computed in
+  `num_microbatches` parts for less memory.
 
-  Args:
-    rng_key: of the whole run; the step's own key is folded in.
-    batch: `[B, ...]` features.
-    loss_fn: sums; their gradient is divided by the batch's whole weight.
-    optimizer: an optax `GradientTransformation`.
-    num_microbatches: parts that the batch is computed in, for less memory.
-
-  Returns:
-    The next state, and float32 scalars: `loss`, `nats` and `accuracy` per
-    target, `weight` of the targets, `grad_norm`, and the loss's own figures.
+  Returns the run after it, and float32 scalars: `loss`, `nats` and `accuracy`
+  per target, `weight` of the targets, `grad_norm`, and the loss's own figures.
   """
-  key = jax.random.fold_in(rng_key, state.step)
+  key = jax.random.fold_in(run.rng_key, run.step)
   grads, sums = _summed_gradients(
-    loss_fn, state.params, batch, key, num_microbatches
+    loss_fn, run.params, batch, key, num_microbatches
   )
   scale = 1.0 / jnp.maximum(sums.weight, 1.0)
   grads = jax.tree.map(lambda g: g * scale, grads)
-  trained, fixed = run_checkpoints.divide(state.params)
+  trained, fixed = run_checkpoints.divide(run.params)
   with jax.numpy_dtype_promotion('standard'):  # optax counts on it.
-    updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+    updates, opt_state = optimizer.update(grads, run.opt_state, trained)
   trained = jax.tree.map(lambda p, u: p + u, trained, updates)
   params = run_checkpoints.unite(trained, fixed)
   # Of the mean loss's gradient, before the optimiser clips it.
@@ -111,8 +103,10 @@ def step(
     'grad_norm': jnp.sqrt(jnp.stack(squares).sum()),
     **sums.means(),
   }
-  state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
-  return state, metrics
+  run = dataclasses.replace(
+    run, step=run.step + 1, params=params, opt_state=opt_state
+  )
+  return run, metrics
 
 
 def _summed_gradients(
@@ -215,7 +209,7 @@ def train(
       loss_fn,
     )
     if schedule.average_last == 1:
-      return run.state.params
+      return run.params
     return run_checkpoints.average(checkpoints, run, last=schedule.average_last)
 
 
@@ -230,7 +224,7 @@ def _check_ids(dataset: Dataset, config: T5Config | DrafterConfig) -> None:
 
 
 def _what_is_left(run: Run, schedule: Schedule) -> str:
-  taken, end = int(run.state.step), schedule.train_steps
+  taken, end = int(run.step), schedule.train_steps
   if taken < end:
     return f'training goes on after step {taken:,}'
   return (
@@ -244,7 +238,7 @@ def _check_averaged(
 ) -> None:
   """Raises ValueError unless the run leaves as many checkpoints as it is to
   average."""
-  to_come = range(int(run.state.step) + 1, schedule.train_steps + 1)
+  to_come = range(int(run.step) + 1, schedule.train_steps + 1)
   count = len(checkpoints.steps()) + sum(
     schedule.is_due(step, schedule.checkpoint_period) for step in to_come
   )
@@ -272,19 +266,19 @@ def new_run(
       raise ValueError(f'a {family.name} has to be given its first parameters')
     init_key = jax.random.fold_in(rng_key, -1 % 2**32)
     params = jax.jit(families.init_params, static_argnums=0)(config, init_key)
-  state = TrainState(
+  return Run(
     step=jnp.zeros((), jnp.int32),
     # A copy: steps overwrite what they are given.
     params=jax.tree.map(jnp.copy, params),
     opt_state=optimizer.init(run_checkpoints.divide(params)[0]),
+    rng_key=rng_key,
   )
-  return Run(state=state, rng_key=rng_key)
 
 
 def _train_from(
   run: Run,
   dataset: Dataset,
-  step_fn: Callable[..., tuple[TrainState, Mapping[str, Array]]],
+  step_fn: Callable[..., tuple[Run, Mapping[str, Array]]],
   schedule: Schedule,
   checkpoints: Checkpoints,
   report: Report,
@@ -292,13 +286,12 @@ def _train_from(
 ) -> Run:
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
   # Step n reads batch n, counted from 0: no other state of the data is kept.
-  for position in range(int(run.state.step), schedule.train_steps):
+  for position in range(int(run.step), schedule.train_steps):
     started = time.perf_counter()
     if dataset.prepare is not None:
-      dataset.prepare(position, run.state.params)
+      dataset.prepare(position, run.params)
     batch = meshes.place_batch(dataset.batch(position))
-    state, found = step_fn(run.state, run.rng_key, batch)
-    run = dataclasses.replace(run, state=state)
+    run, found = step_fn(run, batch)
     metrics = {name: float(value) for name, value in found.items()}
     if wrong := _what_is_wrong(metrics):  # Before its state is written.
       kept = checkpoints.steps()
@@ -312,7 +305,7 @@ def _train_from(
     if dataset.validation and schedule.is_due(
       position + 1, schedule.eval_period
     ):
-      report(position + 1, validate(evaluate, state.params, dataset))
+      report(position + 1, validate(evaluate, run.params, dataset))
     # Last: what is reported of a step is not reported again after it.
     if schedule.is_due(position + 1, schedule.checkpoint_period):
       checkpoints.save(run)

@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
+from specdec_jax.models.layers import applied
 from specdec_jax.models.t5 import T5, T5Config
 
 
@@ -91,22 +91,6 @@ def check_share(name: str, value: float) -> None:
     raise ValueError(f'{name} must be at least 0 and less than 1, got {value}')
 
 
-def apply(
-  network: nn.Module,
-  params: ArrayTree,
-  key: Array | None,
-  *args: ArrayTree,
-  **options: Any,
-) -> ArrayTree:
-  """Applies a Linen network; it drops out when given a key."""
-  return network.apply(
-    {'params': params},
-    *args,
-    rngs=None if key is None else {'dropout': key},
-    **options,
-  )
-
-
 def teacher_forced(
   config: T5Config,
   params: ArrayTree,
@@ -121,14 +105,13 @@ def teacher_forced(
   activations. `options` may name another `method` than the logits.
   """
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-  return apply(
-    T5(config),
+  return applied(T5(config))(
     params,
-    dropout_key,
     batch.get('encoder_input_tokens'),
     batch['decoder_input_tokens'],
     encoder_segment_ids=batch.get('encoder_segment_ids'),
     decoder_segment_ids=batch['decoder_segment_ids'],
+    rngs=None if dropout_key is None else {'dropout': dropout_key},
     **options,
   )
 

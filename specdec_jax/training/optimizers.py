@@ -22,19 +22,24 @@ def learning_rate(
 ) -> Schedule:
   """Multiplies named factors (`t5x.utils.create_learning_rate_scheduler`).
 
-  Args:
-    factors: names joined by `*`, with s the number of steps taken and w
-      `warmup_steps`: `constant`, the base rate; `linear_warmup`, min(1, s / w);
-      `linear_decay`, from 1 after warm-up to 0 at `steps_per_cycle`;
-      `rsqrt_decay`, 1 / sqrt(max(s, w)); `rsqrt_normalized_decay`, the same
-      times sqrt(w); `decay_every`, `decay_factor` for every `steps_per_decay`;
-      `cosine_decay`, half a cosine from 1 to 0 every `steps_per_cycle` after
-      warm-up.
+  Factors are names joined by `*`, with s the number of steps taken and w
+  `warmup_steps`: `constant`, the base rate; `linear_warmup`, min(1, s / w);
+  `linear_decay`, from 1 after warm-up to 0 at `steps_per_cycle`; `rsqrt_decay`,
+  1 / sqrt(max(s, w)); `rsqrt_normalized_decay`, the same times sqrt(w);
+  `decay_every`, `decay_factor` for every `steps_per_decay`; `cosine_decay`,
+  half a cosine from 1 to 0 every `steps_per_cycle` after warm-up.
 
   Returns a function from int32 steps to a float32 rate. Raises ValueError if a
-  factor is not known, or a rate or a number of steps is not positive.
+  factor is not known, or the rate or a number of steps is not positive.
   """
-  _check_rate('base_learning_rate', base_learning_rate)
+  for name, value in (
+    ('base_learning_rate', base_learning_rate),
+    ('warmup_steps', warmup_steps),
+    ('steps_per_decay', steps_per_decay),
+    ('steps_per_cycle', steps_per_cycle),
+  ):
+    if not 0 < value < float('inf'):
+      raise ValueError(f'{name} must be a number greater than 0, got {value}')
   # From s and the steps since warm-up.
   known: dict[str, Callable[[Array, Array], Array | float]] = {
     'constant': lambda s, since: base_learning_rate,
@@ -58,11 +63,6 @@ def learning_rate(
     raise ValueError(
       f'{unknown[0]!r} is no factor of a rate; there are {", ".join(known)}'
     )
-  if min(warmup_steps, steps_per_decay, steps_per_cycle) < 1:
-    raise ValueError(
-      f'warmup_steps {warmup_steps}, steps_per_decay {steps_per_decay} and '
-      f'steps_per_cycle {steps_per_cycle} must be at least 1'
-    )
 
   def schedule(step: Array) -> Array:
     steps = jnp.asarray(step, jnp.float32)
@@ -73,35 +73,11 @@ def learning_rate(
   return schedule
 
 
-def _check_rate(name: str, rate: float | Schedule) -> None:
-  if not callable(rate) and not 0 < rate < float('inf'):
-    raise ValueError(f'{name} must be a number greater than 0, got {rate}')
-
-
-def adafactor(
-  learning_rate: float | Schedule,
-  *,
-  decay_rate: float = 0.8,
-  clipping_threshold: float = 1.0,
-  weight_decay: float | None = None,
-) -> optax.GradientTransformation:
-  """Makes Adafactor as T5 was trained with (Shazeer and Stern, arXiv
-  1804.04235).
-
-  Second moments are factored where both sides have 128 entries, there is no
-  momentum, and a step is relative to the parameter's own root mean square.
-  ValueError if the learning rate is not positive.
-  """
-  _check_rate('learning_rate', learning_rate)
-  return optax.adafactor(
-    learning_rate,
-    decay_rate=decay_rate,
-    clipping_threshold=clipping_threshold,
-    weight_decay_rate=weight_decay,
-    multiply_by_parameter_scale=True,
-    momentum=None,
-    min_dim_size_to_factor=128,
-  )
+# As T5 was trained with (Shazeer and Stern, arXiv 1804.04235): optax's defaults
+# are that second moments are factored where both sides have 128 entries, that
+# there is no momentum, and that a step is relative to the parameter's own root
+# mean square.
+adafactor = optax.adafactor
 
 
 def adamw(
@@ -114,9 +90,7 @@ def adamw(
   max_grad_norm: float | None = 1.0,
 ) -> optax.GradientTransformation:
   """Makes AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped,
-  with the momenta of Vaswani et al. (arXiv 1706.03762, Sec. 5.3); ValueError if
-  the learning rate is not positive."""
-  _check_rate('learning_rate', learning_rate)
+  with the momenta of Vaswani et al. (arXiv 1706.03762, Sec. 5.3)."""
   steps = [
     optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
   ]

@@ -95,10 +95,6 @@ class Rewriting:
   temperature: float = 0.0
   batch_size: int = 64
 
-  def __post_init__(self):
-    if self.batch_size < 1:
-      raise ValueError(f'batch_size must be at least 1, got {self.batch_size}')
-
 
 def rewrite_targets(
   config: T5Config,

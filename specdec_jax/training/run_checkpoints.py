@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax import base
@@ -35,21 +36,14 @@ _FOLDER = 'checkpoints'
 
 
 @base.value
-class TrainState:
-  """All that a step changes: the number of steps taken, an int32 scalar, the
-  parameters, a float32 tree, and the optimiser's state."""
+class Run:
+  """What a checkpoint holds: the number of steps taken, an int32 scalar, the
+  parameters, a float32 tree, the optimiser's state, and the key of the whole
+  run. A step reads the batch of its number."""
 
   step: Array
   params: ArrayTree
   opt_state: ArrayTree
-
-
-@base.value
-class Run:
-  """What a checkpoint holds: the state, and the key of the whole run. A step
-  reads the batch of its number."""
-
-  state: TrainState
   rng_key: Array
 
 
@@ -82,22 +76,21 @@ def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return run
-  params = run.state.params
-  shardings = meshes.parameter_shardings(mesh, params)
+  shardings = meshes.parameter_shardings(mesh, run.params)
   # A tree of shardings has the shape of the run that it places.
   whole: ArrayTree = NamedSharding(mesh, PartitionSpec())
-  trained, _ = divide(params)
+  trained, _ = divide(run.params)
   # Adafactor's factored moments have other shapes than their parameter.
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
     lambda x, param, sharding: sharding if x.shape == param.shape else whole,
-    run.state.opt_state,
+    run.opt_state,
     trained,
     meshes.parameter_shardings(mesh, trained),
     transform_non_params=lambda x: whole,
   )
-  state = TrainState(step=whole, params=shardings, opt_state=opt_state)
-  return jax.device_put(run, Run(state=state, rng_key=whole))
+  places = Run(step=whole, params=shardings, opt_state=opt_state, rng_key=whole)
+  return jax.device_put(run, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +111,7 @@ class Checkpoints:
     tree = _as_tree(run)
     with full_disk.named(self.folder, tree):
       args = ocp.args.StandardSave(tree)
-      self.manager.save(int(run.state.step), args=args)
+      self.manager.save(int(run.step), args=args)
       self.manager.wait_until_finished()
 
   def restore(self, like: Run, step: int) -> Run:
@@ -140,8 +133,7 @@ class Checkpoints:
         f'{self.folder}: the checkpoint of step {step} is of another '
         f'configuration or optimiser, or is damaged: {error}'
       ) from error
-    rng_key = jax.random.wrap_key_data(tree.pop('rng_key'))
-    return Run(state=TrainState(**tree), rng_key=rng_key)
+    return Run(**tree | {'rng_key': jax.random.wrap_key_data(tree['rng_key'])})
 
   def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
     """Reads the newest that can be read; None if there is none at all.
@@ -185,10 +177,6 @@ class Checkpoints:
 def _is_everywhere(flag: bool) -> bool:
   """Tells whether it is true in all processes, which wait for each other
   here."""
-  if jax.process_count() == 1:
-    return flag
-  from jax.experimental import multihost_utils
-
   return bool(multihost_utils.process_allgather(np.asarray(flag)).all())
 
 
@@ -272,8 +260,7 @@ def _check_vocabulary(folder: Path, vocabulary: Path | None) -> None:
 
 
 def _as_tree(run: Run) -> dict[str, ArrayTree]:
-  rng_key = jax.random.key_data(run.rng_key)
-  return {**vars(run.state), 'rng_key': rng_key}
+  return {**vars(run), 'rng_key': jax.random.key_data(run.rng_key)}
 
 
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> ArrayTree:
@@ -281,7 +268,7 @@ def average(checkpoints: Checkpoints, like: Run, *, last: int) -> ArrayTree:
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.steps()[-last:]
   # One after another: two trees of parameters are in memory, not `last`.
-  restored = (checkpoints.restore(like, step).state.params for step in steps)
+  restored = (checkpoints.restore(like, step).params for step in steps)
   add = functools.partial(jax.tree.map, operator.add)
   total = functools.reduce(add, restored)
   return jax.tree.map(lambda x: (x / last).astype(x.dtype), total)

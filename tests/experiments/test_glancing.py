@@ -181,7 +181,7 @@ def test_loss_is_that_of_every_block_by_itself(monkeypatch, count, depth, rate):
   def second_pass_alone(params):
     args = (rows['encoder_input_tokens'], T + GAMMA)
     key = dropout_key if rate else None
-    apply = functools.partial(losses.apply, BlockDecoder(config), params, key)
+    apply = functools.partial(glancing.apply_network, config, params, key)
     memory = apply(*args, method=BlockDecoder.encode)
     logits = apply(
       gold, known, starts, memory, width=GAMMA, method=BlockDecoder.predict
@@ -286,10 +286,11 @@ def test_training_teaches_to_fill_blocks():
   )
   optimizer = optax.adam(1e-2)
   params = toy_block.params(config, seed=1)
-  state = run_checkpoints.TrainState(
+  run = run_checkpoints.Run(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.init(params),
+    rng_key=jax.random.key(0),
   )
   step = jax.jit(
     functools.partial(
@@ -308,8 +309,21 @@ def test_training_teaches_to_fill_blocks():
       'decoder_loss_weights': jnp.ones((32, 5), jnp.float32),
       glancing.RATIO: jnp.full(32, 0.3, jnp.float32),
     }
-    state, metrics = step(state, jax.random.key(0), features)
+    run, metrics = step(run, features)
     accuracies.append(float(metrics['accuracy']))
   # A tenth is chance.
   assert np.mean(accuracies[:5]) < 0.2
   assert np.mean(accuracies[-10:]) > 0.35
+
+
+def test_positions_that_are_not_needed_are_not_computed():
+  is_needed = jnp.asarray([1, 0, 0, 1, 0, 1, 1, 0, 0, 1, 0], bool)
+  x = jnp.asarray(np.random.default_rng(3).normal(size=(11, 3)), jnp.float32)
+  # Of eleven positions, two parts of four are taken: the last three that are
+  # not needed are never read.
+  skipped = np.flatnonzero(~is_needed)[-3:]
+  each = functools.partial(glancing._each, is_needed=is_needed, size=4)
+  found = jax.jit(lambda x: each(lambda x: x.sum(-1) > 0, x))(
+    x.at[skipped].set(jnp.nan)
+  )
+  np.testing.assert_array_equal((found == (x.sum(-1) > 0))[is_needed], True)

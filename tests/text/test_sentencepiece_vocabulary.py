@@ -131,5 +131,5 @@ def test_files_that_are_no_model(tmp_path):
     with pytest.raises(ValueError, match='no SentencePiece'):
       sentencepiece_vocabulary.load(path)
   path.unlink()
-  with pytest.raises(ValueError, match='No such file'):
+  with pytest.raises(FileNotFoundError, match='No such file'):
     sentencepiece_vocabulary.load(path)

@@ -147,9 +147,6 @@ def test_positions_without_a_loss_are_not_computed():
   found = differentiated(in_parts)(w, with_nan)
   jax.tree.map(close, found, expected)
   jax.tree.map(close, jax.jit(in_parts)(w, with_nan)[1], expected[1])
-  each = functools.partial(chunked.each, is_needed=is_needed, size=4)
-  found = jax.jit(lambda x: each(lambda x: x.sum(-1) > 0, x))(with_nan)
-  np.testing.assert_array_equal((found == (x.sum(-1) > 0))[is_needed], True)
 
 
 def test_unrolled_steps_are_those_of_drafting():

@@ -130,8 +130,8 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
     assert checkpoints.steps() == [3]
     run = checkpoints.restore(loop.new_run(CONFIG, OPTIMIZER, seed=0), 3)
-  assert int(run.state.step) == 3
-  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(run.state.params))
+  assert int(run.step) == 3
+  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(run.params))
 
 
 def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
@@ -195,7 +195,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
     assert checkpoints.steps() == [6, 9, 10]
     run = checkpoints.restore(loop.new_run(CONFIG, OPTIMIZER, seed=0), 9)
-  assert int(run.state.step) == 9
+  assert int(run.step) == 9
 
 
 def test_a_run_with_no_sound_checkpoint_is_left_alone(tmp_path):
@@ -244,7 +244,7 @@ def test_averages_are_means_of_the_newest(tmp_path):
   like = loop.new_run(CONFIG, OPTIMIZER, seed=0)
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
     assert checkpoints.steps() == [3, 6, 9]
-    kept = [checkpoints.restore(like, step).state.params for step in (6, 9)]
+    kept = [checkpoints.restore(like, step).params for step in (6, 9)]
     mean = run_checkpoints.average(checkpoints, like, last=2)
     jax.tree.map(
       lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, rtol=1e-6),

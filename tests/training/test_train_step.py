@@ -36,8 +36,8 @@ def step(run, batch, **settings):
       loop.step, loss_fn=LOSS_FN, optimizer=OPTIMIZER, **settings
     )
   )
-  state, metrics = function(run.state, run.rng_key, meshes.place_batch(batch))
-  return jax.tree.map(np.asarray, (state.params, metrics))
+  run, metrics = function(run, meshes.place_batch(batch))
+  return jax.tree.map(np.asarray, (run.params, metrics))
 
 
 @pytest.fixture(scope='module')
@@ -59,7 +59,7 @@ def test_packed_examples_have_the_loss_of_lone_ones(run):
   def total(max_examples):
     rows = tiny_runs.rows(32, max_examples=max_examples)
     num_rows = training_batches.num_rows(rows)
-    sums = loss_fn(run.state.params, meshes.place_batch(rows))
+    sums = loss_fn(run.params, meshes.place_batch(rows))
     return num_rows, float(sums.weight), float(sums.loss)
 
   packed_rows, packed_weight, packed_loss = total(None)
@@ -82,7 +82,7 @@ def test_microbatches_divide_the_batch(run, batch, parts):
 def test_a_mesh_of_eight_devices_changes_nothing(run, batch, plain):
   with jax.set_mesh(meshes.make(num_partitions=2)):
     placed = run_checkpoints.place_run(run, OPTIMIZER)
-    kernel = placed.state.params['decoder']['logits_dense']['kernel']
+    kernel = placed.params['decoder']['logits_dense']['kernel']
     assert kernel.addressable_shards[0].data.shape == (32, 8)
     assert_same(step(placed, batch, num_microbatches=2), plain)
 
@@ -101,7 +101,7 @@ def test_bfloat16_keeps_float32_parameters(run, batch):
   rounded = losses.supervised_loss(config)
   grads = jax.eval_shape(
     jax.grad(lambda params: rounded(params, batch, None).loss),
-    run.state.params,
+    run.params,
   )
   assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
 
@@ -140,9 +140,7 @@ def test_dropout_depends_on_the_step_alone(run, batch):
   loss_fn = jax.jit(losses.supervised_loss(config))
   batch = meshes.place_batch(batch)
   values = [
-    float(
-      loss_fn(run.state.params, batch, jax.random.fold_in(run.rng_key, i)).loss
-    )
+    float(loss_fn(run.params, batch, jax.random.fold_in(run.rng_key, i)).loss)
     for i in (1, 1, 2)
   ]
   assert values[0] == values[1] != values[2]

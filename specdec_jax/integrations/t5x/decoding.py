@@ -252,26 +252,15 @@ def speculative_decode(
   initial_index: Array | None = None,
   **speculation: Any,
 ) -> tuple[Array, Array]:
-  """Returns a `decode_fn` for T5X's own models, with every drafter but 'model'.
+  """A `decode_fn` for T5X's own models, with every drafter but 'model': tokens
+  int32 `[B, 1, L]` and scores float32 `[B, 1]`.
 
-  Args:
-    inputs: int32 `[B, L]`, forced tokens.
-    cache: of T5X; the compiler drops it, and T5X's encoder pass.
-    tokens_to_logits: T5X's step by one token, see `contract.reach`.
-    eos_id: ends a row.
-    decode_rng: a key, or None for the seed 0.
-    num_decodes: 1.
-    cache_offset: 0; T5X passes 1 for scanned layers.
-    initial_index: int32 `[B]`, see `prompt_of`.
-    **speculation: of `Speculation`; the sampling is by default what gin binds
-      for T5X's `temperature_sample`.
-
-  Returns:
-    int32 `[B, 1, L]` and float32 `[B, 1]`.
-
-  Raises:
-    ValueError: for other arguments or networks, or the drafter 'model'.
+  Arguments are T5X's, and those of `Speculation`, whose sampling is by default
+  what gin binds for T5X's `temperature_sample`. `inputs` are forced tokens, see
+  `prompt_of`; of `tokens_to_logits` see `contract.reach`. ValueError for more
+  decodes than one, scanned layers, other networks, or the drafter 'model'.
   """
+  # The compiler drops `cache`, and T5X's encoder pass.
   contract.check_num_decodes(num_decodes)
   if cache_offset:
     raise refusal('the network scans its layers, which is not supported')

@@ -102,23 +102,14 @@ class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
     num_decodes: int | None = None,
     prompt_with_targets: bool | None = None,
   ) -> tuple[Array, dict[str, Array]]:
-    """Predicts a batch; see T5X's model.
+    """Predicts a batch, as T5X's model does; returns int32 `[B, L]`, and
+    `decoding.counters`.
 
-    What is not given is what gin binds for the method of T5X's model.
-
-    Args:
-      params: of the target, and of the draft model at 'draft'.
-      batch: `encoder_input_tokens` int32 `[B, E]` and `decoder_input_tokens`
-        int32 `[B, L]`.
-      rng: a key, or None for the seed 0.
-      decoder_params: may name `decode_rng` and `eos_id`; others are refused.
-      return_all_decodes: adds an axis for the one decode of a row.
-      num_decodes: 1, or it is a ValueError.
-      prompt_with_targets: whether predictions begin with the batch's targets;
-        tokens after a gap in them are forced at their places.
-
-    Returns:
-      int32 `[B, L]`, and `decoding.counters`.
+    What is not given is what gin binds for the method of T5X's model. The draft
+    model's parameters are at `params['draft']`; no `rng` is the seed 0;
+    `decoder_params` may name `decode_rng` and `eos_id` alone, and `num_decodes`
+    is 1, else ValueError. With `prompt_with_targets`, tokens after a gap in the
+    targets are forced at their places.
     """
     defaults = self._default_decoder_params
     asked = {

@@ -38,7 +38,7 @@ def config_of(model: Any, dtype: jnp.dtype | None = None) -> Config:
   of these, and has the logits of this package's network.
   """
   name = type(model).__name__
-  if any(True for _, leaf in nnx.iter_graph(model) if _is_lora(leaf)):
+  if any(isinstance(leaf, nnx.LoRAParam) for _, leaf in nnx.iter_graph(model)):
     raise ValueError(
       f'{name} has LoRA parameters, which speculation does not read: merge '
       'them into the weights, or use the vanilla rollout'
@@ -73,10 +73,6 @@ def arrays_of(model: Any) -> Weights:
   if (head := getattr(model, 'lm_head', None)) is not None:
     found['logits_dense'] = {'kernel': head.w.get_value()}
   return found
-
-
-def _is_lora(leaf: Any) -> bool:
-  return isinstance(leaf, nnx.LoRAParam)
 
 
 def _is_gemma(model: Any) -> bool:

@@ -57,23 +57,12 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     batch_size: int | None = None,
     **options: Any,
   ):
-    """Takes what Tunix passes to an engine, and by keyword how to draft.
+    """Takes what Tunix passes to an engine, and by keyword how to draft: as
+    `decoders.load`, which says what is raised.
 
-    Args:
-      rollout_actor: the policy; see `networks.config_of`.
-      tokenizer: any that Tunix takes.
-      mesh: where the policy lies; of one device.
-      rollout_config: of which `data_type` is read here.
-      drafter: a name or a choice, as for `decoders.load`; options are its
-        fields and those of the rule.
-      draft_model: another Tunix model of the same tokenizer, which drafts.
-      verification: a name of `assembly.rules.RULES`, or a choice.
-      batch_size: rows decoded at once; others take the places of finished ones.
-        None for all prompts of a call.
-      **options: see `specdec_jax.load`.
-
-    Raises:
-      ValueError: for what cannot be decoded, or is none of this engine's.
+    The policy lies on one device, and `rollout_config` counts for its
+    `data_type`. Of more prompts than `batch_size`, the later ones take the
+    places of finished ones; None decodes all of a call at once.
     """
     if mesh is not None and mesh.size > 1:
       raise ValueError(
