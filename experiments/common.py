@@ -23,7 +23,8 @@ import numpy as np
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DrafterChoice, Target
+from specdec_jax.assembly.drafters import DrafterChoice
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
-from specdec_jax.assembly.drafters import Target, one_by_one
+from specdec_jax.assembly.drafters import one_by_one
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context, Params

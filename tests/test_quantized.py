@@ -10,7 +10,8 @@ import pytest
 import specdec_jax
 from specdec_jax import verification
 from specdec_jax.assembly.decoder import own_params
-from specdec_jax.assembly.drafters import Quantized, Target
+from specdec_jax.assembly.drafters import Quantized
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling

@@ -13,7 +13,8 @@ from experiments import common
 from experiments.leviathan2023 import paper
 from specdec_jax import drafters
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DraftModel, Target
+from specdec_jax.assembly.drafters import DraftModel
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Prompt

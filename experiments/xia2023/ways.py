@@ -15,7 +15,8 @@ from experiments.xia2023 import glancing
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models, rules
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.drafters import DrafterChoice
+from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Fixed, Length
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule

@@ -14,11 +14,12 @@ from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Auto, Fixed, Length, usual
-from specdec_jax.assembly.models import Model, Shardings, Waiting
+from specdec_jax.assembly.models import Model, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
 from specdec_jax.checkpoints import formats, huggingface, loading
+from specdec_jax.checkpoints.formats import Shardings
 from specdec_jax.data import text_pool
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import Pool
@@ -110,12 +111,8 @@ class Decoder:
     once, for what it has compiled."""
     if gamma not in self.others and self.exact_bits and not gamma:
       idle = drafters.none(self.drafter.gamma)
-      self.others[gamma] = dataclasses.replace(
-        self._forgetful(),
-        choice=NoDrafter(),
-        method=dataclasses.replace(self.method, drafter=idle),
-        params=Params(target=self.params.target),
-      )
+      method = dataclasses.replace(self.method, drafter=idle)
+      self.others[gamma] = self._forgetful(choice=NoDrafter(), method=method)
     if gamma not in self.others:
       choice = self.choice if gamma else NoDrafter()
       # The same weights serve any gamma: only functions are made anew.
@@ -126,12 +123,8 @@ class Decoder:
         target=made.target_of(self.seen),
         drafter=_finished(made.drafter, self.exact_bits),
       )
-      self.others[gamma] = dataclasses.replace(
-        self._forgetful(),
-        choice=choice,
-        length=length,
-        drafting=made,
-        method=method,
+      self.others[gamma] = self._forgetful(
+        choice=choice, length=length, drafting=made, method=method
       )
     # The pool of texts to copy from may be another by now.
     params = self.params if gamma else Params(target=self.params.target)
@@ -147,18 +140,17 @@ class Decoder:
       # Which temperature does not matter: that of each row counts.
       sampling = dataclasses.replace(self.sampling, temperature=1.0)
       seen = dataclasses.replace(self.seen, sampling=sampling)
-      self.others[-1] = dataclasses.replace(
-        self._forgetful(),
-        **_made(
-          *(seen, self.choice, self.rule, self.length),
-          exact_bits=self.exact_bits,
-        ),
-      )
+      chosen = self.choice, self.rule, self.length
+      made = _made(seen, *chosen, exact_bits=self.exact_bits)
+      self.others[-1] = self._forgetful(**made)
     return self.others[-1]
 
-  def _forgetful(self) -> 'Decoder':
-    """Returns a copy that has compiled and measured nothing."""
-    return dataclasses.replace(self, programs={}, gammas={}, others={})
+  def _forgetful(self, **fields: Any) -> 'Decoder':
+    """Returns a copy with other `fields` that has compiled and measured
+    nothing."""
+    return dataclasses.replace(
+      self, programs={}, gammas={}, others={}, **fields
+    )
 
   def remember(self, texts: Iterable[str | Sequence[int]]) -> 'Decoder':
     """Returns the decoder with more texts to copy from, strings or token ids
@@ -235,9 +227,7 @@ def outline(
     raise ValueError('exact_bits needs a gamma that is a number')
   if exact_bits and isinstance(length, Tree):
     # What an attention sums stands elsewhere in a tree, and sums change.
-    raise ValueError(
-      'exact_bits is for chains: leave out tree and num_continuations'
-    )
+    raise ValueError('exact_bits is for chains, not tree or num_continuations')
   if not (is_dry_run or model.is_random):
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
@@ -365,7 +355,7 @@ def load(
     with waiting(f'loading {made.model.checkpoint}'):
       own = models.read_params(made.model, made.config, drafter_shardings)
   params = Params(target=target, drafter=made.join(target, own))
-  return dataclasses.replace(decoder._forgetful(), params=params)
+  return decoder._forgetful(params=params)
 
 
 def build(

@@ -12,6 +12,7 @@ import numpy as np
 
 from specdec_jax.base import Arrays
 from specdec_jax.checkpoints import formats, loading, settings
+from specdec_jax.checkpoints.formats import Shardings
 from specdec_jax.models import families, layers, presets, quantized
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies
@@ -19,8 +20,6 @@ from specdec_jax.text import vocabularies
 # Before names of sizes: models with random weights, to time shapes whose
 # checkpoints are not at hand. Their text is noise.
 _RANDOM = 'random:'
-# From a tree of shapes to one of shardings.
-Shardings = Callable[[Any], Any]
 # Runs while the weights of a model are read.
 Waiting = Callable[[str], contextlib.AbstractContextManager]
 
@@ -55,9 +54,7 @@ class Model:
       expected = ' or '.join(map(repr, presets.DTYPES))
       raise ValueError(f'dtype is {self.dtype!r}, expected {expected}')
     if self.is_random and (self.sizes or self.vocabulary):
-      raise ValueError(
-        f'{self.checkpoint} has sizes and a vocabulary of its own'
-      )
+      raise ValueError(f'{self.checkpoint} has its own sizes and vocabulary')
 
   @property
   def is_random(self) -> bool:

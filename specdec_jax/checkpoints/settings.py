@@ -72,8 +72,7 @@ class Settings:
       if name not in self.asked:
         raise ValueError(
           f'{self.path}: {name} is {_short.repr(value)}, a key that is not '
-          'known here; remove it if it does not change what the network '
-          'computes'
+          'known here; remove it if it changes nothing that is computed'
         )
       if isinstance(value, dict):
         self.at(key).refuse_others(without_effect)
@@ -158,12 +157,8 @@ class Settings:
     """Returns the object at a key, read likewise; empty if absent."""
     # Both share one set of keys that were asked for, by their full names.
     value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')
-    return Settings(
-      path=self.path,
-      values=value,
-      section=f'{self.section}{key}.',
-      asked=self.asked,
-    )
+    section = f'{self.section}{key}.'
+    return dataclasses.replace(self, values=value, section=section)
 
   def build(self, make: Callable[..., _Built], **fields: object) -> _Built:
     """`make(**fields)`, with the file named in any ValueError."""

@@ -62,12 +62,7 @@ PRESETS: dict[str, Config] = {
 }
 # Tokens that EAGLE-3 networks of these sizes can draft; all else is that of a
 # layer of their target.
-EAGLES = {
-  'eagle3_4k': 4096,
-  'eagle3_8k': 8192,
-  'eagle3_16k': 16_384,
-  'eagle3_32k': 32_768,
-}
+EAGLES = {f'eagle3_{n}k': n * 1024 for n in (4, 8, 16, 32)}
 
 
 def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> Config:

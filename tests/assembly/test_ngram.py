@@ -22,7 +22,7 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
   (tmp_path / 'text.txt').write_text('one two three')
   model = Model(checkpoint='random:lm_nano')
   config = models.read_config(model)
-  target = drafters.Target(
+  target = drafters.choice.Target(
     name='target',
     config=config,
     vocabulary=models.read_vocabulary(model, config),

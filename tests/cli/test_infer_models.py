@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax.assembly import models
-from specdec_jax.assembly.drafters import DraftModel, Target
+from specdec_jax.assembly.drafters import DraftModel
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling

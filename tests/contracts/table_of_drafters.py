@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import drafters, logits
-from specdec_jax.assembly.drafters import Quantized, Target
+from specdec_jax.assembly.drafters import Quantized
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Tree

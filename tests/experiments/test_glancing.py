@@ -183,9 +183,9 @@ def test_loss_is_that_of_every_block_by_itself(monkeypatch, count, depth, rate):
     key = dropout_key if rate else None
     apply = functools.partial(glancing.apply_network, config, params, key)
     memory = apply(*args, method=BlockDecoder.encode)
-    logits = apply(
-      gold, known, starts, memory, width=GAMMA, method=BlockDecoder.predict
-    )
+    args = gold, known[:, None], starts[:, None], memory
+    x = apply(*args, width=GAMMA, method=BlockDecoder.hidden)
+    logits = apply(x[:, 0], method=BlockDecoder.project)
     return losses.cross_entropy(
       logits,
       np.take_along_axis(gold, block, 1),

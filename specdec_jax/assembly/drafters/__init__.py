@@ -2,7 +2,7 @@
 choice, and the table of their names."""
 
 from specdec_jax.assembly.drafters.block_heads import BlockHeads
-from specdec_jax.assembly.drafters.choice import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.drafters.choice import DrafterChoice
 from specdec_jax.assembly.drafters.draft_model import DraftModel
 from specdec_jax.assembly.drafters.eagle import Eagle
 from specdec_jax.assembly.drafters.grammar import GrammarDrafter
@@ -28,21 +28,3 @@ DRAFTERS: dict[str, type[DrafterChoice]] = {
   'grammar': GrammarDrafter,
   'none': NoDrafter,
 }
-
-__all__ = [
-  'DRAFTERS',
-  'BlockHeads',
-  'DraftModel',
-  'DrafterChoice',
-  'Drafting',
-  'Eagle',
-  'GrammarDrafter',
-  'NGram',
-  'NoDrafter',
-  'PromptLookup',
-  'Quantized',
-  'SpecDrafter',
-  'Suffix',
-  'Target',
-  'Uniform',
-]

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.assembly import lengths, models, option_fields, processing
-from specdec_jax.assembly.drafters import DRAFTERS, Drafting, Target
-from specdec_jax.assembly.drafters.choice import has_model
+from specdec_jax.assembly.drafters import DRAFTERS
+from specdec_jax.assembly.drafters.choice import Drafting, Target, has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Options, Sampling

@@ -13,7 +13,8 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from specdec_jax.assembly import api, lengths
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DrafterChoice, Target
+from specdec_jax.assembly.drafters import DrafterChoice
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule

@@ -134,8 +134,7 @@ class BlockDecoder(nn.Module):
     # Positions are learned, so that there are no more than were trained.
     if max(source_len, num_positions) > limit:
       raise ValueError(
-        f'a source of {source_len} and a text of {num_positions} tokens need '
-        f'as many positions; the drafter has {limit}'
+        f'{source_len} and {num_positions} positions; the drafter has {limit}'
       )
     source_mask = encoder_tokens > 0
     embedded = self.token_embedder(encoder_tokens)
@@ -148,22 +147,6 @@ class BlockDecoder(nn.Module):
     return BlockMemory(
       copies=copies, copy_keys_values=keys_values, source=source
     )
-
-  def predict(
-    self,
-    tokens: Array,
-    is_known: Array,
-    starts: Array,
-    memory: BlockMemory,
-    *,
-    width: int,
-  ) -> Array:
-    """Fills the block of positions `starts[b]` to `starts[b] + width - 1`:
-    float32 logits `[B, width, V]`. Arguments are those of `hidden`, for one
-    block of each text: bool `[B, N]` and int32 `[B]`."""
-    of_one = is_known[:, None], starts[:, None]
-    x = self.hidden(tokens, *of_one, memory, width=width)
-    return self.project(x[:, 0])
 
   def hidden(
     self,
@@ -190,10 +173,7 @@ class BlockDecoder(nn.Module):
     """
     (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
     if num_positions > (room := memory.copies.shape[1]):
-      raise ValueError(
-        f'a text of {num_positions} positions, its block included, does not '
-        f'fit in the {room} that the drafter was given'
-      )
+      raise ValueError(f'{num_positions} positions do not fit in {room}')
     # [texts, blocks, ...] as rows: by text for what all blocks share, such as
     # the source, and by block for what they do not.
     by_text = lambda x: x.reshape(num_texts, -1, x.shape[-1])
@@ -259,9 +239,13 @@ class BlockDecoder(nn.Module):
     *,
     width: int,
   ) -> Array:
-    """`encode`, then `predict`."""
+    """Fills the block of positions `starts[b]` to `starts[b] + width - 1`:
+    float32 logits `[B, width, V]`. Arguments are those of `encode` and, for one
+    block of each text, of `hidden`: bool `[B, N]` and int32 `[B]`."""
     memory = self.encode(encoder_tokens, tokens.shape[1])
-    return self.predict(tokens, is_known, starts, memory, width=width)
+    of_one = is_known[:, None], starts[:, None]
+    x = self.hidden(tokens, *of_one, memory, width=width)
+    return self.project(x[:, 0])
 
   def _copies(
     self, embedded: Array, source_mask: Array, num_positions: int
@@ -318,8 +302,9 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
   ) -> Array:
     # All of the prefix is known, and the block behind it masked.
     is_known = arrays.is_within(lengths, tokens.shape[1])
-    args = params, tokens, is_known, lengths, memory
-    return apply(*args, width=width, method=BlockDecoder.predict)
+    args = params, tokens, is_known[:, None], lengths[:, None], memory
+    x = apply(*args, width=width, method=BlockDecoder.hidden)
+    return apply(params, x[:, 0], method=BlockDecoder.project)
 
   return BlockModel(init, predict, config.vocab_size)
 
