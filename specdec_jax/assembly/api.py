@@ -141,9 +141,7 @@ def choices(
       raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
     drafter = made(kind, **({'model': draft} if draft else {}))
   elif draft is not None:
-    raise ValueError(
-      'draft_model is for a drafter by name: this one has its own'
-    )
+    raise ValueError('draft_model is for a drafter that is given by name')
   if isinstance(rule, str):
     rule = made(by_name('verification', RULES, rule))
   for name in options:

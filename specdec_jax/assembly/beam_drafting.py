@@ -29,25 +29,16 @@ def drafter(
   drafts no beams, or not so many."""
   choice, length = decoder.choice, decoder.length
   if not isinstance(choice, _CHOICES):
-    raise ValueError(
-      f'beam search takes drafts of a model or of prompt_lookup, and '
-      f'{type(choice).__name__} drafts one sequence: leave it out'
-    )
+    raise ValueError(f'beam search takes no {type(choice).__name__}')
   # Depths of a trie are static, and all K beams are drafted at once.
   if not isinstance(length, Fixed):
-    raise ValueError(
-      'a draft of beams always has gamma levels of one width: give gamma as a '
-      'number, and leave out tree, num_continuations, schedule and min_prob'
-    )
+    raise ValueError(f'drafts of beams take gamma as a number, not {length}')
   if width is not None and not isinstance(choice, DraftModel):
     raise ValueError(
-      f'draft_width {width} is of a draft model, and the drafter is '
-      f'{type(choice).__name__}: leave it out'
+      f'draft_width {width} is of a draft model, not {type(choice).__name__}'
     )
   if width is not None and width < num_beams:
-    raise ValueError(
-      f'draft_width {width} is less than num_decodes {num_beams}'
-    )
+    raise ValueError(f'draft_width {width} is below num_decodes {num_beams}')
   if isinstance(choice, NoDrafter):
     return beams.none(num_beams)
   if isinstance(choice, PromptLookup):

@@ -65,8 +65,7 @@ class Conversation:
     """
     if families.has_encoder(decoder.config):
       raise ValueError(
-        f'a conversation is of a decoder, {decoder.model.checkpoint} has an '
-        'encoder'
+        f'{decoder.model.checkpoint} has an encoder: it has no conversations'
       )
     if decoder.exact_bits:
       raise ValueError('exact_bits is for prompts that are read at once')
@@ -121,10 +120,7 @@ class Conversation:
     )
     num_new = limit - prompts.num_positions(decoder.config, len(ids), 0)
     if num_new < 1:
-      raise ValueError(
-        f'the conversation has {len(ids)} tokens, and the context is {limit}: '
-        'reset it, or shorten the message'
-      )
+      raise ValueError(f'{len(ids)} tokens fill the context, {limit}: reset it')
     most = min(self._settings.max_new_tokens, num_new)
     settings = dataclasses.replace(self._settings, max_new_tokens=most)
     [batch] = packing.pack(decoder, [dialogue], settings)

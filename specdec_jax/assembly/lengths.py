@@ -167,9 +167,7 @@ def usual(length: Length) -> Length:
 def fixed(length: Length) -> int:
   """Returns a gamma that cannot vary; ValueError for another length."""
   if not isinstance(length, Fixed):
-    raise ValueError(
-      f'this drafter drafts chains of a given gamma, not {length}'
-    )
+    raise ValueError(f'this drafter drafts chains of one gamma, not {length}')
   return length.gamma
 
 

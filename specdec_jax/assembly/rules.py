@@ -40,10 +40,7 @@ class Judge(NamedTuple):
     if tree is not None and self.for_tree is not None:
       return self.for_tree(tree)
     judged, drafts = ('trees', 'chains')[:: -1 if tree else 1]
-    raise ValueError(
-      f'verification {self.name}, with its options, judges {judged}, and the '
-      f'drafts are {drafts}: leave it out'
-    )
+    raise ValueError(f'verification {self.name} judges {judged}, not {drafts}')
 
 
 class Rule(Protocol):
@@ -201,6 +198,5 @@ def _at_one(sampling: Sampling) -> Sampling:
 def _check_greedy(name: str, sampling: Sampling) -> None:
   if not sampling.is_greedy:
     raise ValueError(
-      f'verification {name} decodes the argmax: it needs temperature '
-      f'0, got {sampling.temperature}'
+      f'verification {name} needs temperature 0, got {sampling.temperature}'
     )

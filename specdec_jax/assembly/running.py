@@ -76,8 +76,7 @@ class DecodeSettings(Options):
       raise ValueError('system is for chat, which is not given')
     if self.batch_size % self.num_devices:
       raise ValueError(
-        f'a batch of {self.batch_size} rows does not divide over '
-        f'{self.num_devices} devices'
+        f'{self.batch_size} rows do not divide over {self.num_devices} devices'
       )
     if isinstance(self.stop, str):
       raise ValueError('stop is a string: give a list of them')

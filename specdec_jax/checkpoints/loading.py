@@ -135,8 +135,8 @@ def read_config(
   found = formats.read_config(path, dtype, config)
   if kind := families.drafts_for(found):
     raise ValueError(
-      f'{path} is of the kind {families.of(found).name}, which only drafts for '
-      f'a model: give it as draft_model, with drafter {kind}'
+      f'{path}, of the kind {families.of(found).name}, only drafts: give it as '
+      f'draft_model, with drafter {kind}'
     )
   return found
 

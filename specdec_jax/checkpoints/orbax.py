@@ -19,10 +19,7 @@ from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 
 import_orbax = functools.partial(
-  require,
-  'orbax.checkpoint',
-  extra='models',
-  purpose='writing Orbax checkpoints',
+  require, 'orbax.checkpoint', extra='models', purpose='an Orbax checkpoint'
 )
 _METADATA = '_METADATA'
 PARAMS = 'params'
@@ -67,10 +64,7 @@ def text_of(folder: Path) -> str:
   """A folder in which Orbax is to write; ValueError for a name in which it sees
   a pattern: it finds its own files by it, or not, or those of others."""
   if glob.has_magic(str(folder)):
-    raise ValueError(
-      f'{folder}: Orbax takes a name with *, ? or [ for a pattern: choose '
-      'another folder'
-    )
+    raise ValueError(f'{folder}: Orbax takes *, ? and [ for patterns')
   return str(folder)
 
 
@@ -80,10 +74,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   if the tree was not written to its end, or is damaged."""
   path = folder / _METADATA
   if not path.is_file():
-    raise ValueError(
-      f'{folder} has no {_METADATA}: it is no Orbax checkpoint, or was not '
-      'written to its end'
-    )
+    raise ValueError(f'{folder} has no {_METADATA}: not written to its end')
   metadata = settings.read(path)
   if not metadata.has('tree_metadata'):
     metadata.refuse('tree_metadata', 'the arrays of the tree')

@@ -92,10 +92,7 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
     path = folder / file_name
     # Unlike Path.is_file, it accepts names that no file can have.
     if not (path.is_file() if is_in_bucket(path) else os.path.isfile(path)):
-      raise ValueError(
-        f'{folder} lacks {file_name}, which {_INDEX} names for '
-        f'{len(names)} tensors'
-      )
+      raise ValueError(f'{folder} lacks {file_name}, which {_INDEX} names')
     try:
       if is_in_bucket(path):
         handle: TensorFile = RemoteFile(path)
@@ -104,9 +101,7 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
     except (safetensors.SafetensorError, ValueError, OSError) as error:
       if is_in_bucket(path) and isinstance(error, OSError):
         raise  # It says nothing of the file.
-      raise ValueError(
-        f'{path} is no complete safetensors file: {error}'
-      ) from error
+      raise ValueError(f'{path} is no complete file: {error}') from error
     # The index may be of other files than those that are there.
     present = set(handle.keys())
     stored_arrays.check_names(present, {*names} or present, path, is_all=False)

@@ -24,11 +24,10 @@ def placed(
   if the placement is for another number of tokens or another capacity.
   """
   if placement is not None:
-    sizes = placement.mask.shape[1:]
-    if sizes != (num_tokens, capacity):
+    found, expected = placement.mask.shape[1:], (num_tokens, capacity)
+    if found != expected:
       raise ValueError(
-        f'a placement of {sizes[0]} tokens in a cache of {sizes[1]} positions '
-        f'does not fit {num_tokens} tokens in one of {capacity}'
+        f'a placement is of {found} tokens and positions, expected {expected}'
       )
     return placement
   # Rows of 2 and 0 entries, and T = 3: positions [2, 3, 4] and [0, 1, 2]. The
@@ -215,14 +214,9 @@ def check_sizes(config: Any) -> None:
   `head_dim` and `windows` no attention with rotary positions can have."""
   if config.num_kv_heads < 1 or config.num_heads % config.num_kv_heads:
     raise ValueError(
-      f'{config.num_heads} query heads do not divide into '
-      f'{config.num_kv_heads} key-value heads'
+      f'{config.num_heads} heads do not divide into {config.num_kv_heads}'
     )
   if config.head_dim % 2:
-    raise ValueError(
-      f'rotary positions need an even head_dim, got {config.head_dim}'
-    )
+    raise ValueError(f'positions need an even head_dim, got {config.head_dim}')
   if min(config.windows, default=0) < 0:
-    raise ValueError(
-      f'windows count positions, 0 for all, got {list(config.windows)}'
-    )
+    raise ValueError(f'windows must not be negative, got {config.windows}')

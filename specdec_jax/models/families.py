@@ -211,9 +211,7 @@ def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
   """
   family, drafts = of(target), of(config).drafts
   if drafts is None:
-    raise ValueError(
-      f'a {of(config).name} is a whole model: it reads no target'
-    )
+    raise ValueError(f'a {of(config).name} is a whole model, no drafter')
   network = family.network and family.network(target)
   return drafts.bind(network, config, width=width)
 

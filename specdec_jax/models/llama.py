@@ -45,8 +45,8 @@ class RopeScaling:
   def __post_init__(self):
     if self.factor < 1 or self.original_max_positions < 1:
       raise ValueError(
-        'rotary positions are stretched by a factor of at least 1 from at '
-        f'least 1 position, got {self.factor} and {self.original_max_positions}'
+        f'factor {self.factor} and original_max_positions '
+        f'{self.original_max_positions} must be at least 1'
       )
     if not 0 < self.low_freq_factor < self.high_freq_factor:
       raise ValueError(

@@ -106,11 +106,8 @@ class Network:
     the tokens to prefill: all but each prompt's last. ValueError if the prompt
     is for another kind of network."""
     if (prompt.encoder_tokens is None) == self.has_encoder:
-      raise ValueError(
-        'an encoder-decoder needs encoder tokens'
-        if self.has_encoder
-        else 'a decoder-only model takes no encoder tokens'
-      )
+      needs = 'needs' if self.has_encoder else 'has no encoder and takes no'
+      raise ValueError(f'the model {needs} encoder tokens')
     batch_size, prompt_len = prompt.decoder_tokens.shape
     # An encoder is run once, where the cache is made.
     inputs = (prompt.encoder_tokens,) if self.has_encoder else ()

@@ -72,9 +72,8 @@ class T5Config:
     most = self.relpos_num_buckets // 2
     if fewest < 1 or most >= self.relpos_max_distance:
       raise ValueError(
-        f'{self.relpos_num_buckets} buckets of relative positions do not fit '
-        f'distances up to {self.relpos_max_distance}: there are at least 4, '
-        'and half as many distances'
+        f'{self.relpos_num_buckets} buckets of relative positions, at least 4, '
+        f'do not fit distances up to {self.relpos_max_distance}'
       )
 
 

@@ -29,10 +29,7 @@ def check(network: Network, chosen: Sequence[int]) -> None:
   the embedding, is none."""
   for layer in chosen:
     if layer != LAST and not 1 <= layer <= network.num_layers:
-      raise ValueError(
-        f'layer {layer} is not one of 1 to {network.num_layers}, whose '
-        'residual streams can be kept'
-      )
+      raise ValueError(f'layer {layer} is not one of 1 to {network.num_layers}')
 
 
 def last_call(

@@ -29,7 +29,7 @@ def test_each_option_has_its_value(name):
   options, expected = SAYINGS[name]
   found = lengths.of(**{'gamma': 3} | options)
   assert found == expected
-  with pytest.raises(ValueError, match='given gamma'):
+  with pytest.raises(ValueError, match='of one gamma'):
     lengths.fixed(found)
 
 

@@ -156,7 +156,7 @@ def test_other_files_are_refused(tmp_path, content):
 def test_other_versions_are_refused(tmp_path, version):
   path = tmp_path / 'other.gguf'
   path.write_bytes(b'GGUF' + version.to_bytes(4, 'little') + bytes(99))
-  with pytest.raises(ValueError, match=f'GGUF version {version} '):
+  with pytest.raises(ValueError, match=f'of version {version} '):
     load(gguf, path)
 
 
@@ -205,15 +205,15 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
     ({'llama.attention.causal': False}, 'causal.*False'),
     ({'llama.logit_scale': 0.5}, 'llama.logit_scale is 0.5'),
     ({'llama.block_count': 10**9}, 'is 1000000000'),
-    ({'llama.block_count': 900}, 'too few.*900'),
+    ({'llama.block_count': 900}, 'tensors for 900'),
     ({'llama.attention.head_count': 0}, 'head_count is 0'),
     ({'llama.attention.head_count': 3}, 'dimension_count is 8'),
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
     ({'llama.block_count': 3}, 'lacks .*blk.2'),
     ({'llama.block_count': 1}, 'has not.*blk.1'),
-    ({'tokenizer.ggml.model': 'llama'}, "kind 'llama'"),
+    ({'tokenizer.ggml.model': 'llama'}, "model is 'llama'"),
     ({'tokenizer.ggml.model': None}, 'has no tokenizer.ggml.model'),
-    ({'tokenizer.ggml.pre': 'tekken'}, "as 'tekken'"),
+    ({'tokenizer.ggml.pre': 'tekken'}, "pre is 'tekken'"),
     ({'tokenizer.ggml.tokens': ['a']}, 'bos_token_id is 1.*to 0'),
     ({'tokenizer.ggml.merges': ['q zz']}, 'inconsistent tokenizer'),
     ({'tokenizer.ggml.merges': ['nospace']}, 'inconsistent tokenizer'),

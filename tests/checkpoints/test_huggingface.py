@@ -118,7 +118,7 @@ def test_round_trip_of_each_network(tmp_path, changes, kind):
   [
     (
       {'has_qk_norm': True, 'has_attention_bias': True},
-      'norms.*biases',
+      'has_qk_norm',
     ),
     ({'windows': (64, 0)}, r'mistral.*\[64, 0'),
     (
@@ -267,7 +267,7 @@ LLAMA3 = {
   [
     (
       {'model_type': 'gpt2'},
-      "type 'gpt2'.*t5, mt5",
+      "type is 'gpt2'.*t5, mt5",
     ),
     (
       {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
@@ -279,7 +279,7 @@ LLAMA3 = {
     ),
     (
       {'rope_scaling': LLAMA3 | {'factor': 0.5}},
-      r'rotary.*0\.5 and 64',
+      r'factor 0\.5.* 64',
     ),
     (
       {'rope_scaling': LLAMA3 | {'high_freq_factor': 1.0}},
@@ -341,7 +341,7 @@ LLAMA3 = {
     ),
     ({'is_encoder_decoder': True}, 'is_encoder_decoder is True'),
     ({'is_causal': False}, 'is_causal is False'),
-    ({'num_key_value_heads': 3}, '4 query heads'),
+    ({'num_key_value_heads': 3}, '4 heads'),
   ],
 )
 def test_unsupported_networks_are_refused(folder, changes, message):

@@ -202,7 +202,7 @@ def test_defaults_of_transformers_are_those_of_speculators(folder):
     (
       'safeailab',
       {'draft_vocab_size': 41},
-      '41 tokens.*40',
+      '41 drafted.*40',
     ),
     (
       'safeailab',
@@ -364,7 +364,7 @@ def test_bad_tensors_are_named(folder):
 
   name = 'layers.0.self_attn.q_proj.weight'
   refused(lambda t: t.pop('d2t'), 'no tensor d2t')
-  refused(lambda t: t.pop('lm_head.weight'), 'no tensor lm_head.weight')
+  refused(lambda t: t.pop('lm_head.weight'), 'no lm_head.weight')
   refused(lambda t: t.pop(name), 'lacks .*midlayer.self_attn.q_proj')
   refused(
     lambda t: t.update({'layers.0.self_attn.q_proj.bias': t[name][0]}),

@@ -147,7 +147,7 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model_type': 'longt5'}, "type 'longt5'.*umt5"),
+    ({'model_type': 'longt5'}, "type is 'longt5'.*umt5"),
     ({'feed_forward_proj': 'gelu'}, "feed_forward_proj is 'gelu'"),
     ({'layer_norm_epsilon': 1e-5}, 'layer_norm_epsilon is 1e-05'),
     ({'d_model': None}, 'no d_model'),
@@ -207,10 +207,10 @@ def test_what_no_folder_can_hold_is_refused(tmp_path):
   with pytest.raises(ValueError, match='without an encoder'):
     huggingface.save(tmp_path, config, make_params(config))
   config = make_config(mlp_activations=('gelu',))
-  with pytest.raises(ValueError, match=r"activations are \('gelu',\)"):
+  with pytest.raises(ValueError, match=r"no T5 with \('gelu',\)"):
     huggingface.save(tmp_path, config, make_params(config))
   config = make_config(has_layer_relpos=True, is_tied=True)
-  with pytest.raises(ValueError, match=r'positions.*reuse'):
+  with pytest.raises(ValueError, match=r'has_layer_relpos.*is_tied'):
     huggingface.save(tmp_path, config, make_params(config))
   assert list(tmp_path.iterdir()) == []
 

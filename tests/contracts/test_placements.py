@@ -164,9 +164,7 @@ def test_a_placement_of_other_sizes_is_refused():
   lengths = cache.lengths
   placed = functools.partial(trees.placement, TREE, range(4), lengths)
   for capacity, num_tokens in ((CAPACITY - 1, 4), (CAPACITY, 5)):
-    message = (
-      f'4 tokens in a cache of {capacity} .* {num_tokens} tokens in one of 16'
-    )
+    message = rf'\(4, {capacity}\) .* \({num_tokens}, 16\)'
     with pytest.raises(ValueError, match=message):
       model.extend(
         params,

@@ -36,10 +36,7 @@ class BlockHeads:
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config, gamma = self._config(), lengths.fixed(length)
     if gamma > config.gamma:
-      raise ValueError(
-        f'gamma {gamma} is more than the {config.gamma} heads of '
-        f'{self.model.checkpoint}'
-      )
+      raise ValueError(f'gamma {gamma} is more than {config.gamma} heads')
     bound = families.bind(target.config, config, width=gamma + 1)
     return Drafting(
       drafter=blockwise_heads(bound.model, gamma=gamma),

@@ -43,9 +43,7 @@ class Target:
     """Raises ValueError unless a drafter has as many logits but for padding."""
     own = self.config.vocab_size
     if not loading.is_padding(num_logits - own):
-      raise ValueError(
-        f'the target has {own} logits, the draft model {num_logits}'
-      )
+      raise ValueError(f'the target has {own} logits, the drafter {num_logits}')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,5 @@ def _check_fits(
   ]
   if kinds[0] != kinds[1]:
     raise ValueError(
-      f'{target.name} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
-      'model reads what its target reads'
+      f'{target.name} is {kinds[0]} and {model.checkpoint} {kinds[1]}'
     )

@@ -29,9 +29,7 @@ class Eagle(one_by_one.OneByOne):
   @property
   def length(self) -> lengths.Length:
     if self.lookup and self.tree is not None:
-      raise ValueError(
-        'lookup copies chains, and tree is none: give one of them'
-      )
+      raise ValueError('lookup copies chains, not trees: give one of them')
     return super().length
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:

@@ -21,9 +21,7 @@ class NoDrafter:
   def width(self) -> lengths.Length:
     """What a target call has room for, beside the pending token."""
     if not self.gamma:
-      raise ValueError(
-        'exact_bits needs the gamma of the drafter whose bits these are to be'
-      )
+      raise ValueError('exact_bits needs the gamma of the drafter it is for')
     return lengths.of(gamma=self.gamma)
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:

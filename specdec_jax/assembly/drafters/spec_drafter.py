@@ -29,11 +29,9 @@ class SpecDrafter:
     config = models.read_drafter_config(self.model, 'spec_drafter')
     gamma = lengths.fixed(length)
     # It was trained for one target, and is padded as that is.
-    if config.vocab_size != target.config.vocab_size:
-      raise ValueError(
-        f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
-        f'{config.vocab_size}'
-      )
+    own, num_logits = config.vocab_size, target.config.vocab_size
+    if own != num_logits:
+      raise ValueError(f'the target has {num_logits} logits, the drafter {own}')
     drafter = drafters.spec_drafter(
       families.bind(target.config, config, width=gamma + 1).model,
       gamma=gamma,

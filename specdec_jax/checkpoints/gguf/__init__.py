@@ -93,8 +93,7 @@ def read_config(
   num_layers = values.count('block_count', most=settings.MAX_LAYERS)
   if num_layers > len(file.tensors):
     raise ValueError(
-      f'{file.path} has {len(file.tensors)} tensors, too few for '
-      f'{num_layers} layers'
+      f'{file.path} has {len(file.tensors)} tensors for {num_layers} layers'
     )
   is_gemma = architecture in _GEMMAS
   sizes = sizes_of(values, num_layers, may_lack_head_dim=not is_gemma)
@@ -279,10 +278,7 @@ def _rope_scaling(
       found = llama.rope_divisors(scaling, base=base, head_dim=head_dim)
     if np.allclose(stored, found, rtol=1e-4):
       return scaling
-  raise ValueError(
-    f'{file.path} is a Llama that is not supported: its rotary frequencies are '
-    f'scaled otherwise than those of Llama 3.1 (tensor {_ROPE_FACTORS})'
-  )
+  raise ValueError(f'{file.path}: {_ROPE_FACTORS} is not as in Llama 3.1')
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
@@ -314,12 +310,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
 def _build_tokenizer(
   values: Settings, tokens: list[str], bos_token: str | None
 ) -> Any:
-  kind = values.text('tokenizer.ggml.model')
-  if kind != 'gpt2':
-    raise ValueError(
-      f'{values.path} has a tokenizer of kind {kind!r}; only byte-level pairs, '
-      "'gpt2', are read from GGUF files. Load the model's Hugging Face folder"
-    )
+  if values.text('tokenizer.ggml.model') != 'gpt2':
+    values.refuse('tokenizer.ggml.model', 'gpt2, which is byte-level pairs')
   splitting = values.text('tokenizer.ggml.pre')
   is_llama3 = splitting in _LLAMA3_NAMES
   # By default as in llama.cpp, src/llama-vocab.cpp.
@@ -385,8 +377,4 @@ def _pre_tokenizer(values: Settings, splitting: str) -> Any:
     regex = _WORDS.format('' if splitting == 'qwen2' else '{1,3}')
     words = pre.Split(tokenizers.Regex(regex), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
-  raise ValueError(
-    f'{values.path} splits words as {splitting!r}; supported are '
-    "'smollm', 'gpt-2', 'llama-bpe' and 'qwen2'. Load the model's Hugging Face "
-    'folder'
-  )
+  values.refuse('tokenizer.ggml.pre', 'smollm, gpt-2, llama-bpe or qwen2')

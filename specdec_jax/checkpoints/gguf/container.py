@@ -107,9 +107,7 @@ def open_gguf(path: Path) -> GgufFile:
   data = mapped(path)
   magic = bytes(data[: len(_MAGIC)])
   if magic != _MAGIC:
-    raise ValueError(
-      f'{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}'
-    )
+    raise ValueError(f'{path} is not a GGUF file: it starts with {magic!r}')
   try:
     metadata, tensors = _read_header(data)
     for name, info in tensors.items():
@@ -143,8 +141,7 @@ def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
   version = cursor.number('I')
   if version not in _VERSIONS:
     raise ValueError(
-      f'it is GGUF version {version} (or big-endian), and little-endian '
-      f'versions {" and ".join(map(str, _VERSIONS))} are supported'
+      f'it is of version {version} (or big-endian), expected one of {_VERSIONS}'
     )
   num_tensors, num_keys = cursor.number('Q'), cursor.number('Q')
   metadata: Json = {}
@@ -183,13 +180,11 @@ def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
   except (KeyError, ValueError) as error:
     raise ValueError(
-      f'tensor {name} is of a type, {info.type_id}, that the installed gguf '
-      'package does not know'
+      f'tensor {name} is of type {info.type_id}, which gguf does not know'
     ) from error
   if info.shape[-1] % block_size:
     raise ValueError(
-      f'tensor {name} has rows of {info.shape[-1]}, which are not whole blocks '
-      f'of {block_size}'
+      f'tensor {name} has rows of {info.shape[-1]}, in blocks of {block_size}'
     )
   return quantization, block_size, block_bytes
 
@@ -215,8 +210,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
         values[:] = gguf.dequantize(chunk[None], quantization)[0]
       except NotImplementedError as error:
         raise ValueError(
-          f'{file.path}: tensor {name} is stored as {quantization.name}, which '
-          'the gguf package cannot dequantise'
+          f'{file.path}: gguf cannot dequantise {name}, {quantization.name}'
         ) from error
       if not parameters.is_all_finite(values):
         raise ValueError(f'{file.path}: tensor {name} holds NaN or infinity')

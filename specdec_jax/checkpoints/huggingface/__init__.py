@@ -126,10 +126,7 @@ def _network_stated(values: Settings) -> ModuleType:
   modules = [network.module for network in _NETWORKS.values()]
   networks = {name: each for each in modules for name in each.MODEL_TYPES}
   if kind not in networks:
-    raise ValueError(
-      f'{values.path} describes a model of type {kind!r}; supported are '
-      f'{", ".join(networks)}'
-    )
+    values.refuse('model_type', f'one of {", ".join(networks)}')
   return networks[kind]
 
 
@@ -337,8 +334,8 @@ def download(repository: str) -> Path:
   found = re.fullmatch(r'([^/@]+/[^/@]+)(?:@(.+))?', repository)
   if not found:
     raise ValueError(
-      f'hf:{repository} does not name a repository; write hf:organisation/name '
-      'or hf:organisation/name@revision'
+      f'hf:{repository}: write hf:organisation/name or '
+      'hf:organisation/name@revision'
     )
   hub = require('huggingface_hub', extra='models', purpose='an hf: name')
   try:

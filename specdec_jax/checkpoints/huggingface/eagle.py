@@ -210,17 +210,11 @@ def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
   wanted = parameters.of(config, _name_of)
   if _OFFSETS not in found:
     if not _is_whole(config):
-      raise ValueError(
-        f'{folder} has no tensor {_OFFSETS}, which says what the '
-        f'{config.draft_vocab_size} drafted tokens of {config.vocab_size} are'
-      )
+      raise ValueError(f'{folder} has no tensor {_OFFSETS} of what is drafted')
     wanted = tuple(p for p in wanted if p.path != _IDS)
   if _LOGITS not in found:
     if not (_is_whole(config) and config.has_embedding):
-      raise ValueError(
-        f'{folder} has no tensor {_LOGITS}: put the rows of the drafted tokens '
-        "in its target's there"
-      )
+      raise ValueError(f"{folder} has no {_LOGITS}: copy rows of its target's")
     found[_LOGITS] = found[_EMBEDDINGS]
   kept = {name: tensors[name] for name in found.values()}
   return kept, tuple(
@@ -305,10 +299,7 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
     common['fc_norm'] = True
   if _is_of_speculators(config):
     if not config.norm_before_logits:
-      raise ValueError(
-        'no spelling of EAGLE-3 has norms that only speculators has and none '
-        'before the logits: convert it to safetensors'
-      )
+      raise ValueError('no spelling has such norms: convert it to safetensors')
     layers = list(config.feature_layers)
     return {
       **common,

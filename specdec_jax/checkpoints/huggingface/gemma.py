@@ -35,7 +35,7 @@ _TEXT_BRANCHES = {
   'language_model.model.': 'language_model.lm_head.weight',
   'model.language_model.': _LOGITS,
 }
-_VISION = ('vision_tower', 'multi_modal_projector')
+_VISION = ('vision_tower.', 'multi_modal_projector.')
 # Keys of the images that a Gemma 3 may see, and of how it was made.
 WITHOUT_EFFECT = frozenset((
   'vision_config', 'mm_tokens_per_image', 'boi_token_index', 'is_decoder',
@@ -196,10 +196,8 @@ def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   embeddings = branch + _EMBEDDINGS.removeprefix('model.')
   kept = safetensors_folder.without_copy(folder, tensors, logits, of=embeddings)
   if branch != 'model.':
-    in_vision = lambda name: (
-      name.removeprefix('model.').split('.')[0] in _VISION
-    )
-    kept = {k: v for k, v in kept.items() if not in_vision(k)}
+    is_seen = lambda name: name.removeprefix('model.').startswith(_VISION)
+    kept = {k: v for k, v in kept.items() if not is_seen(k)}
   return kept, wanted
 
 
@@ -243,9 +241,7 @@ def stack_json(config: GemmaConfig) -> Json:
   windows = attention.layer_windows(config)
   sizes = set(windows) - {0}
   if len(sizes) > 1:
-    raise ValueError(
-      f'Hugging Face has no Gemma whose layers have windows of {windows}'
-    )
+    raise ValueError(f'Hugging Face has no Gemma with windows of {windows}')
   return {
     **llama.counts_json(config, config.num_layers),
     'hidden_activation': _GELU,
@@ -269,6 +265,4 @@ def check_written(config: _Gemma, found: _Gemma) -> None:
     and getattr(config, field.name) != getattr(found, field.name)
   ]
   if differing:
-    raise ValueError(
-      f'Hugging Face has no such Gemma with {", ".join(differing)}'
-    )
+    raise ValueError(f'Hugging Face has no Gemma with {", ".join(differing)}')

@@ -251,10 +251,7 @@ def counts_json(
 def _kind(config: LlamaConfig) -> str:
   """Returns the `model_type` of a network."""
   if config.has_qk_norm and config.has_attention_bias:
-    raise ValueError(
-      'Hugging Face has no network with norms of queries and keys and biases '
-      'on them, too (has_qk_norm, has_attention_bias)'
-    )
+    raise ValueError('Hugging Face has no has_qk_norm with has_attention_bias')
   if config.has_qk_norm:
     return 'qwen3'
   if config.has_attention_bias:
@@ -280,9 +277,7 @@ def _windows_json(config: LlamaConfig, kind: str) -> Json:
   sizes = set(windows) - {0}
   is_mixed = 0 in windows
   if len(sizes) > 1 or (is_mixed and kind == 'mistral'):
-    raise ValueError(
-      f'Hugging Face has no {kind} whose layers have windows of {windows}'
-    )
+    raise ValueError(f'Hugging Face has no {kind} with windows of {windows}')
   stated: Json = {'sliding_window': max(sizes)}
   if kind != 'mistral':
     types = [SLIDING if window else FULL for window in windows]

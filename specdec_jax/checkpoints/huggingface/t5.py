@@ -157,10 +157,7 @@ def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
   if config.has_layer_relpos and config.is_tied:
-    raise ValueError(
-      'Hugging Face has no T5 whose layers have relative positions of their '
-      'own (has_layer_relpos) and whose logits reuse the embeddings (is_tied)'
-    )
+    raise ValueError('Hugging Face has no T5 with has_layer_relpos and is_tied')
   _projection_of(config)
   return parameters.of(config, _name_of)
 
@@ -184,9 +181,7 @@ def _projection_of(config: T5Config) -> str:
   for projection, (activations, _) in _PROJECTIONS.items():
     if activations == config.mlp_activations:
       return projection
-  raise ValueError(
-    f'Hugging Face has no T5 whose activations are {config.mlp_activations}'
-  )
+  raise ValueError(f'Hugging Face has no T5 with {config.mlp_activations}')
 
 
 def config_json(config: T5Config, dtype: str) -> Json:

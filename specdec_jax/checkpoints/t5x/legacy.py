@@ -40,10 +40,7 @@ def _read_index(folder: Path) -> Json:
     raise ValueError(f'{path} is no T5X checkpoint: it has no optimizer')
   version = contents.get('version', 0)
   if type(version) is not int or version != _VERSION:
-    raise ValueError(
-      f'{path} is of version {version}, which stores bfloat16 in another way; '
-      f'expected {_VERSION}: restore and save it with a newer T5X'
-    )
+    raise ValueError(f'{path} is of version {version}, expected {_VERSION}')
   for part in ('state', 'target'):
     if not isinstance(trees.get(part, {}), dict):
       raise ValueError(f'{path} is no T5X checkpoint: its {part} is no tree')

@@ -135,8 +135,7 @@ def _num_heads(leaves: Weights, name: str) -> int:
   table = leaves.get(f'{name.split("/")[0]}/layers_0/relpos_bias/rel_embedding')
   if table is None:
     raise ValueError(
-      'layers are stacked (scan_layers of scalable_t5) and have relative '
-      'positions of their own: give sizes that have them, too, such as '
+      'layers are stacked, as those of scalable_t5: give sizes of it, such as '
       'scalable_t5_1_1_small, or has_layer_relpos in model.json'
     )
   return table.shape[0]

@@ -78,11 +78,9 @@ def bind(
   no streams, or the widths differ.
   """
   target = networks.tapped(network)
-  if target.config.embed_dim != config.embed_dim:
-    raise ValueError(
-      f'heads of width {config.embed_dim} do not fit a target of width '
-      f'{target.config.embed_dim}'
-    )
+  own, read = config.embed_dim, target.config.embed_dim
+  if own != read:
+    raise ValueError(f'heads of width {own} do not fit a target of {read}')
   # What the target's own projection reads, so that it can read the heads'.
   keeping = taps.last_call(target, (taps.LAST,), width=width)
 

@@ -91,8 +91,7 @@ class EagleConfig:
   def __post_init__(self):
     if not 1 <= self.draft_vocab_size <= self.vocab_size:
       raise ValueError(
-        f'a draft vocabulary of {self.draft_vocab_size} tokens is no part of '
-        f'one of {self.vocab_size}'
+        f'{self.draft_vocab_size} drafted tokens are not of {self.vocab_size}'
       )
     # Two ways to norm the same features, of two trainers.
     if self.norm_before_fc and self.fc_norm:
@@ -270,8 +269,7 @@ def check_params(config: EagleConfig, params: Weights) -> None:
   ids = np.asarray(params['target_ids'])
   if ids.min() < 0 or ids.max() >= config.vocab_size:
     raise ValueError(
-      f'target_ids are from {ids.min()} to {ids.max()}, and the target has '
-      f'{config.vocab_size} tokens'
+      f'target_ids are from {ids.min()} to {ids.max()} of {config.vocab_size}'
     )
   # [3, 5, 3] has 3 twice.
   values, counts = np.unique(ids, return_counts=True)
@@ -295,14 +293,10 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
   read = target.config.embed_dim
   if read != config.target_embed_dim:
     raise ValueError(
-      f'an EAGLE-3 drafter for targets of width {config.target_embed_dim} does '
-      f'not fit one of width {read}'
+      f'the drafter is for a width of {config.target_embed_dim}, not {read}'
     )
   if not config.has_embedding and config.embed_dim != read:
-    raise ValueError(
-      f'an EAGLE-3 drafter of width {config.embed_dim} cannot read the '
-      f"target's token embeddings of width {read}, and has none of its own"
-    )
+    raise ValueError(f'width {config.embed_dim} needs embeddings of its own')
   layers = feature_layers(config, target.num_layers)
   return Bound(
     model=_model(config, target.config.vocab_size),
