@@ -49,8 +49,7 @@ def keep(place: dict[str, str], choice: ChosenGamma) -> None:
 def known(
   decoder: Decoder, settings: running.DecodeSettings
 ) -> ChosenGamma | None:
-  """Returns what was chosen for batches of that size, here or by an earlier
-  run."""
+  """Returns what was chosen for batches of that size, also by earlier runs."""
   key = settings.num_rows, settings.num_devices
   if key not in decoder.gammas and (
     found := trials.recall(where(decoder, *key))

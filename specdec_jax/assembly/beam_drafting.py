@@ -34,9 +34,7 @@ def drafter(
   if not isinstance(length, Fixed):
     raise ValueError(f'drafts of beams take gamma as a number, not {length}')
   if width is not None and not isinstance(choice, DraftModel):
-    raise ValueError(
-      f'draft_width {width} is of a draft model, not {type(choice).__name__}'
-    )
+    raise ValueError(f'draft_width {width} is not for {type(choice).__name__}')
   if width is not None and width < num_beams:
     raise ValueError(f'draft_width {width} is below num_decodes {num_beams}')
   if isinstance(choice, NoDrafter):

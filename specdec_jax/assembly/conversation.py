@@ -90,8 +90,7 @@ class Conversation:
     self.num_fed = 0
 
   def send(self, text: str) -> Completion:
-    """Returns the answer to a message of the user; errors are those of
-    `stream`."""
+    """Returns the answer to a message of the user; raises as `stream`."""
     stream = self.stream(text)
     for _ in stream:
       pass

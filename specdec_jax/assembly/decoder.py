@@ -146,8 +146,7 @@ class Decoder:
     return self.others[-1]
 
   def _forgetful(self, **fields: Any) -> 'Decoder':
-    """Returns a copy with other `fields` that has compiled and measured
-    nothing."""
+    """Returns a copy with other `fields` that has compiled nothing yet."""
     return dataclasses.replace(
       self, programs={}, gammas={}, others={}, **fields
     )

@@ -128,9 +128,7 @@ def of(
   # Whatever is said beside `gamma` says it all: at most one may be.
   given = [name for name, is_given in said.items() if is_given]
   if len(given) > 1:
-    raise ValueError(
-      f'{" and ".join(given)} each say how much is drafted: give one of them'
-    )
+    raise ValueError(f'{" and ".join(given)} each say how much is drafted')
   if gamma == AUTO:
     return Auto((0, *tried))
   if gamma is None and not given:
@@ -157,8 +155,7 @@ def depth(length: Length) -> int:
 
 
 def usual(length: Length) -> Length:
-  """Makes a gamma that nobody gave the number that serves where none can be
-  measured."""
+  """Makes a gamma that nobody gave the number that serves unmeasured."""
   if isinstance(length, Auto) and length.usual is not None:
     return Fixed(length.usual)
   return length
@@ -192,8 +189,5 @@ def _tree(shape: Any, gamma: int) -> Tree:
   except (TypeError, ValueError) as error:
     raise ValueError(f'tree: {error}') from error
   if trees.depth(tree) > gamma:
-    raise ValueError(
-      f'tree is {trees.depth(tree)} deep, and gamma, the most that is accepted '
-      f'at once, is {gamma}'
-    )
+    raise ValueError(f'tree is {trees.depth(tree)} deep, and gamma is {gamma}')
   return tree

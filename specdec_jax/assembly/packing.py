@@ -116,8 +116,7 @@ def _encoded(
   settings: DecodeSettings,
   own: Sequence[DecodeSettings],
 ) -> list[list[int]]:
-  """Returns the tokens of texts, each with settings of its own; raises as
-  `pack`."""
+  """Returns the tokens of texts, each with its settings; raises as `pack`."""
   for stops in {tuple(each.stop) for each in own}:
     stop_strings.check_vocabulary(stops, decoder.vocabulary)
   limit = decoder.max_positions

@@ -253,8 +253,7 @@ class Llama(nn.Module):
     return networks.through(self, stack, x, cache)
 
   def project(self, x: Array) -> Array:
-    """What left the last layer, `[B, T, embed]`, to float32 logits `[B, T,
-    V]`."""
+    """The last layer's output `[B, T, embed]` to float32 logits `[B, T, V]`."""
     x = self.decoder_norm(x)
     if self.config.is_tied:
       return self.token_embedder.attend(x)

@@ -112,7 +112,7 @@ COMPLAINTS = {
   ),
   'a tree deeper than gamma': (
     ('--draft_model', 'x', '--tree', '0,1,2', '--gamma', '2'),
-    'tree is 3 deep, and gamma, the most that is accepted at once, is 2',
+    'tree is 3 deep, and gamma is 2',
   ),
   'a tree that varies': (
     ('--draft_model', 'x', '--tree', '4', '--adaptive', 'heuristic'),

@@ -31,8 +31,7 @@ def _read_index(folder: Path) -> Json:
     raise
   except Exception as error:  # flax and numpy raise many kinds.
     raise ValueError(
-      f'{path} is truncated or no T5X checkpoint ({type(error).__name__}: '
-      f'{error})'
+      f'{path} is truncated or no T5X checkpoint: {error!r}'
     ) from error
   # T5X calls all of it the optimizer, and the parameters its target.
   trees = contents.get('optimizer') if isinstance(contents, dict) else None

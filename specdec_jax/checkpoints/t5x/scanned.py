@@ -116,8 +116,7 @@ def stack(params: Weights) -> Weights:
 
 
 def _grouped(leaves: Weights) -> dict[str, Weights]:
-  """Leaves by their own names below those of what is stored, layers in
-  order."""
+  """Leaves by their own names below those of what is stored, in order."""
   groups: dict[str, Weights] = {}
   number = lambda match: int(match[2]) if match else 0
   by_layer = sorted(leaves, key=lambda x: (number(_LAYER.fullmatch(x)), x))
