@@ -32,7 +32,7 @@ class NGram:
       raise ValueError('a dry run counts no text: leave the n-gram drafter out')
     try:
       tokens = ngram_counts.tokens_of_file(self.ngram_text, target.vocabulary)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
       raise ValueError(f'ngram_text: {error}') from error
     is_sampled = self.is_sampled
     if is_sampled is None:

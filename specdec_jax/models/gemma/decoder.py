@@ -40,6 +40,7 @@ class Decoder(nn.Module):
   ) -> tuple[Array, KVCache]:
     """Appends int32 `[B, T]`, a run of text unless placed otherwise: the input
     `[B, T, embed]` of `project`, and the cache."""
+    crosses = past.crosses
     placement = attention.placed(
       past.lengths, tokens.shape[1], past.capacity, placement
     )
@@ -52,7 +53,7 @@ class Decoder(nn.Module):
         mask=attention.within(placement, layer.window).mask,
         cross=cross,
       )
-      for layer, cross in zip(self.layers, past.crosses, strict=True)
+      for layer, cross in zip(self.layers, crosses, strict=True)
     )
     x, cache = networks.through(self, stack, x, past)
     return self.decoder_norm(x), cache
