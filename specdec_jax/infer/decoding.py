@@ -135,7 +135,8 @@ class Decoding(Options):
 class Job:
   """Everything about a decode but its weights, of which the decoder has shapes,
   and its examples. The lengths are the most tokens of an input, and of new
-  ones; the mode is of `MODES`; the devices of the mesh share every batch."""
+  ones; the mode is of `MODES`; the devices of the mesh share every batch; the
+  ways are those of `examples.ways`."""
 
   decoder: Decoder
   decoding: Decoding
@@ -143,6 +144,7 @@ class Job:
   targets_length: int
   mode: str
   mesh: Mesh
+  ways: Mapping[str, Processing] | None = None
 
   @property
   def is_scored(self) -> bool:
@@ -158,13 +160,16 @@ class Job:
   @property
   def layout(self) -> Layout:
     """The sizes of prompts; ValueError for a dry run, without a vocabulary."""
+    ways = self.ways or {'{}': self.decoder.sampling}
+    if self.is_scored:
+      ways = dict.fromkeys(ways, Processing())
     return Layout(
       config=self.decoder.config,
       vocabulary=self.decoder.vocabulary,
       inputs_length=self.inputs_length,
       targets_length=self.targets_length,
       is_scored=self.is_scored,
-      processing=Processing() if self.is_scored else self.decoder.sampling,
+      ways=ways,
     )
 
   @property

@@ -2,14 +2,16 @@
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from specdec_jax.assembly import processing, running
+from specdec_jax.assembly import option_fields, processing, running
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example, Task
@@ -33,14 +35,17 @@ class Row:
 class Layout:
   """The sizes of prompts made of examples: those of the target, and at most how
   many input tokens and new tokens a row has; whether the new ones are the
-  example's own targets, to be scored; and what changes the logits of all."""
+  example's own targets, to be scored; and what changes the logits of all, and
+  of those with settings of their own, by these."""
 
   config: families.Config
   vocabulary: AnyVocabulary
   inputs_length: int
   targets_length: int
   is_scored: bool = False
-  processing: Processing = dataclasses.field(default_factory=Processing)
+  ways: Mapping[str, Processing] = dataclasses.field(
+    default_factory=lambda: {'{}': Processing()}
+  )
 
   @property
   def is_encoder_decoder(self) -> bool:
@@ -68,6 +73,23 @@ def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
       f'{lengths["inputs"]} input and {lengths["targets"]} target tokens '
       f'exceed the context of {limit}'
     )
+
+
+def ways(task: Task, usual: Processing) -> dict[str, Processing]:
+  """What changes the logits of a task's examples, by their settings; ValueError
+  for one that is wrong, or that all of a batch have to share."""
+  made = {'{}': usual}
+  names = option_fields.options_of(Processing)
+  for i, example in enumerate(task.read() if task.has_settings else (), 1):
+    own = json.loads(example.settings)
+    if unknown := sorted(set(own) - set(names)):
+      hint = did_you_mean(unknown[0], names)
+      raise ValueError(f'{unknown[0]!r} is no setting of an example{hint}')
+    try:
+      made[example.settings] = dataclasses.replace(usual, **own)
+    except ValueError as error:
+      raise ValueError(f'example {i}: {error}') from error
+  return made
 
 
 def encode(
@@ -163,8 +185,9 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """The function from rows, or None to fill, to a prompt of numpy arrays."""
+  numbers = {settings: i for i, settings in enumerate(layout.ways)}
   process = processing.packer(
-    [layout.processing],
+    [*layout.ways.values()],
     eos_ids=layout.vocabulary.eos_ids,
     vocab_size=layout.config.vocab_size,
     vocabulary=layout.vocabulary,
@@ -178,7 +201,8 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
       max_new_tokens=layout.targets_length,
       row_ids=[0 if row is None else row.index for row in rows],
     )
-    return process([0] * len(rows), prompt)
+    own = [0 if row is None else numbers[row.example.settings] for row in rows]
+    return process(own, prompt)
 
   return pack
 
@@ -200,6 +224,7 @@ def digest(rows: Iterable[Row]) -> str:
   def one(row: Row) -> str:
     read: tuple[object, ...] = (row.index, row.ids, row.example.fields())
     read += (row.targets,) if row.targets else ()
+    read += (row.example.settings,) if row.example.settings != '{}' else ()
     return hashlib.sha256(repr(read).encode()).hexdigest()
 
   return marks.add_digests(map(one, rows))

@@ -84,6 +84,8 @@ def infer(
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
     job = outline()
+    ways = examples.ways(task, job.decoder.sampling)
+    job = dataclasses.replace(job, ways=ways)
     _advise(job, task)
     run = _Run(
       job=job,

@@ -8,6 +8,7 @@ it; a SeqIO task that was registered elsewhere may bring its tokens along.
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 class Example:
   """The text that a model reads, or the dialogue that it answers, of which the
   text is the last; a reference, and the tokens of either text where the task
-  fixes them."""
+  fixes them; and as JSON, settings of its own."""
 
   inputs: str
   targets: str | None = None
   input_ids: tuple[int, ...] | None = None
   target_ids: tuple[int, ...] | None = None
   dialogue: Dialogue | None = None
+  settings: str = '{}'
 
   def fields(self) -> dict[str, str]:
     """Returns the texts by name, as T5X writes them beside a prediction."""
@@ -49,11 +51,13 @@ class Example:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
   """A named source of examples, which `read` yields in the same order every
-  time, and what it is judged by. Output files have its name."""
+  time, whether these can have settings, and what it is judged by. Output files
+  have its name."""
 
   name: str
   read: Callable[[], Iterator[Example]]
   metric_fns: tuple[MetricFn, ...] = ()
+  has_settings: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ def find(
   prefix: str = '',
   chat: bool = False,
   system: str | None = None,
+  settings_fields: Sequence[str] = (),
   lengths: Mapping[str, int] | None = None,
   metric_fns: Mapping[str, MetricFn] | None = None,
 ) -> Task:
@@ -117,6 +122,8 @@ def find(
       Lines of a .jsonl with "messages", and perhaps "tools", instead of
       `inputs_field` always go through it.
     system: the message of the system, before those of each dialogue.
+    settings_fields: keys in a .jsonl, or features of SeqIO, of what an example
+      has in place of its setting for all, such as `regex`.
     lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
       a SeqIO task; `append_eos_after_trim` is one that asks.
     metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
@@ -130,19 +137,24 @@ def find(
     path = user_path(name)
     if not path.is_file():
       raise ValueError(f'there is no file {path}')
-    fields = inputs_field, targets_field
-    read = functools.partial(_read_file, path, *fields, prefix, chat, system)
+    if settings_fields and path.suffix != '.jsonl':
+      raise ValueError(f'settings_fields are of a .jsonl, and {path} is none')
+    fields = inputs_field, targets_field, settings_fields
+    read = functools.partial(_read_file, path, fields, prefix, chat, system)
     judges = tuple((metric_fns or {}).values())
-    return Task(name=path.stem, read=read, metric_fns=judges)
+    task = Task(name=path.stem, read=read, metric_fns=judges)
+    return dataclasses.replace(task, has_settings=bool(settings_fields))
   if chat or system is not None:
     raise ValueError(f'chat and system are for files, and {name!r} is none')
-  return _seqio_task(name, split, data_dir, lengths, metric_fns or {})
+  task = _seqio_task(
+    name, split, data_dir, settings_fields, lengths, metric_fns or {}
+  )
+  return dataclasses.replace(task, has_settings=bool(settings_fields))
 
 
 def _read_file(
   path: Path,
-  inputs_field: str,
-  targets_field: str,
+  fields: tuple[str, str, Sequence[str]],
   prefix: str,
   chat: bool,
   system: str | None,
@@ -150,7 +162,7 @@ def _read_file(
   """Yields the examples of a file; columns are inputs, tab, targets."""
   begin = [] if system is None else [{'role': 'system', 'content': system}]
   example = None
-  for inputs, targets in _read_pairs(path, inputs_field, targets_field):
+  for inputs, targets, settings in _read_lines(path, *fields):
     if isinstance(inputs, str):
       if begin and not chat:
         raise ValueError('system is for chat, and for lines with "messages"')
@@ -160,20 +172,25 @@ def _read_file(
     else:
       found = Dialogue([*begin, *inputs.messages], inputs.tools)
       text = str(found)
-    example = Example(inputs=text, targets=targets, dialogue=found)
+    example = Example(
+      inputs=text, targets=targets, dialogue=found, settings=settings
+    )
     yield example
   if example is None:
     raise ValueError(f'{path} holds no example')
 
 
-def _read_pairs(
-  path: Path, inputs_field: str, targets_field: str
-) -> Iterator[tuple[str | Dialogue, str | None]]:
-  """Yields the inputs and the targets of each line."""
+def _read_lines(
+  path: Path,
+  inputs_field: str,
+  targets_field: str,
+  settings_fields: Sequence[str],
+) -> Iterator[tuple[str | Dialogue, str | None, str]]:
+  """Yields the inputs, the targets and the settings of each line."""
   if path.suffix != '.jsonl':
     for _, line in text_lines.read(path):
       text, *rest = line.split('\t', 1) if path.suffix == '.tsv' else [line]
-      yield text, rest[0] if rest else None
+      yield text, rest[0] if rest else None, '{}'
     return
   for place, record in text_lines.read_objects(path):
     inputs: str | Dialogue
@@ -185,13 +202,22 @@ def _read_pairs(
     targets = None
     if record.get(targets_field) is not None:
       targets = text_lines.text_under(record, targets_field, place)
-    yield inputs, targets
+    yield inputs, targets, _settings_of(record, settings_fields)
+
+
+def _settings_of(record: Mapping[str, Any], names: Sequence[str]) -> str:
+  """Returns the features of those names that there are, as JSON."""
+  # SeqIO's are numpy's: numbers, lists of them, and texts in bytes.
+  plain = lambda x: x.decode() if isinstance(x, bytes) else x.tolist()
+  own = {name: record[name] for name in names if record.get(name) is not None}
+  return json.dumps(own, default=plain)
 
 
 def _seqio_task(
   name: str,
   split: str | None,
   data_dir: str | None,
+  settings_fields: Sequence[str],
   lengths: Mapping[str, int] | None,
   metric_fns: Mapping[str, MetricFn],
 ) -> Task:
@@ -223,7 +249,9 @@ def _seqio_task(
     )
   return Task(
     name=name,
-    read=functools.partial(_read_seqio, source, split, lengths),
+    read=functools.partial(
+      _read_seqio, source, split, settings_fields, lengths
+    ),
     metric_fns=tuple(getattr(source, 'metric_fns', ())),
   )
 
@@ -255,7 +283,10 @@ def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
 
 
 def _read_seqio(
-  source: Any, split: str | None, lengths: Mapping[str, int] | None
+  source: Any,
+  split: str | None,
+  settings_fields: Sequence[str],
+  lengths: Mapping[str, int] | None,
 ) -> Iterator[Example]:
   """Yields examples as the preprocessors leave them; what SeqIO would trim
   after them is whole, for its length to be counted."""
@@ -282,6 +313,7 @@ def _read_seqio(
       targets=texts['targets'],
       input_ids=ids['inputs'],
       target_ids=ids['targets'],
+      settings=_settings_of(record, settings_fields),
     )
 
 

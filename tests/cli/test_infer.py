@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 import types
 
@@ -536,6 +537,61 @@ def test_messages_and_texts_of_chat_are_those_of_generate(run, model, tmp_path):
   assert [line['prediction'] for line in found] == texts
   assert texts[0] != texts[1]
   assert found[1]['inputs']['inputs_pretokenized'] == 'a b'
+
+
+def test_predictions_match_a_grammar_that_gin_binds(run, t5, task, tmp_path):
+  pytest.importorskip('outlines_core')
+  regex = r'[a-d]{1,3}( (the|fox) (live|big)){2}\.'
+  infer = functools.partial(
+    argv,
+    t5,
+    task,
+    Decoding__regex=repr(regex),
+    # Room for a letter a token.
+    TASK_FEATURE_LENGTHS="{'inputs': 12, 'targets': 32}",
+  )
+  beams = run(*infer(tmp_path / 'beams', Decoding__num_decodes=2))
+  assert_refused(beams, 'a beam search takes no grammar (regex, json_schema)')
+  found = []
+  for name, kind in (
+    ('prompt_lookup', 'PromptLookup'),
+    ('grammar', 'GrammarDrafter'),
+  ):
+    # Without a gamma so few examples are decoded plainly.
+    gamma = {f'drafters__{kind}__gamma': 4}
+    drafter = gin_file(f'drafters/{name}.gin')
+    done = run(*infer(tmp_path / name, drafter, **gamma))
+    assert done.status == 0, done
+    found.append(predictions(result(tmp_path / name)))
+    assert sum(x['aux']['accepted'] for x in records(result(tmp_path / name)))
+  assert found[0] == found[1]
+  assert len(found[0]) == NUM_EXAMPLES
+  assert all(re.fullmatch(regex, text) for text in found[0])
+
+
+def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
+  path, fields = tmp_path / 'own.jsonl', "['min_new_tokens', 'bad_words_ids']"
+  usual = predictions(result(once[0]))
+  own = {'min_new_tokens': 14, 'bad_words_ids': [[5], [9, 3]]}
+  lines = records(task)
+  for line in lines[::2]:
+    line |= own
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  mixed, same = tmp_path / 'mixed', tmp_path / 'same'
+  infer = functools.partial(run, *argv(t5, path, mixed))
+  assert infer(f'--gin.find.settings_fields={fields}').status == 0
+  bindings = {f'Decoding__{name}': value for name, value in own.items()}
+  assert run(*argv(t5, task, same, **bindings)).status == 0
+  found = predictions(result(mixed, 'own'))
+  assert found[1::2] == usual[1::2]
+  assert found[::2] == predictions(result(same))[::2] != usual[::2]
+  for fields, words in (
+    ("['inputs']", "'inputs' is no setting of an example"),
+    ("['min_new_tokens']", 'example 3: min_new_tokens should be'),
+  ):
+    lines[2]['min_new_tokens'] = -1
+    path.write_text('\n'.join(map(json.dumps, lines)))
+    assert_refused(infer(f'--gin.find.settings_fields={fields}'), words)
 
 
 def test_logits_that_are_not_numbers_are_counted(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.peers import __main__ as peers
-from experiments.peers import systems, workers
+from experiments.peers import processors, systems, workers
+from tests.cli import tiny
 
 
 def test_a_rate_is_of_median_turns():
@@ -63,3 +64,41 @@ def test_unknown_systems_are_refused(capsys):
   with pytest.raises(SystemExit):
     peers.main(['--systems', 'vllm'])
   assert "invalid choice: 'vllm'" in capsys.readouterr().err
+
+
+def test_ways_that_share_batches_have_the_tokens_of_their_own(
+  monkeypatch, tmp_path
+):
+  ways = {
+    'none': {},
+    'one': {'no_repeat_ngram_size': 1},
+    'other': {'suppress_tokens': [*range(4, 60)]},
+  }
+  task = systems.Task(
+    model=tiny.write_model(tmp_path / 'tiny'),
+    draft_model=None,
+    folder=tmp_path,
+    texts=['the in ab', 'ab'],
+    is_chat=True,
+    num_new=6,
+    gamma=2,
+  )
+  monkeypatch.setattr(processors, 'WAYS', ways)
+  ids, _, found = processors._ours(task, batch_size=6)
+  assert len(ids) == 2 < len(ids[1]) < len(ids[0])
+  assert all(len({*tokens}) == len(tokens) for tokens in found['one'])
+  suppressed = {*ways['other']['suppress_tokens']}
+  assert all(suppressed.isdisjoint(tokens) for tokens in found['other'])
+  assert not all(suppressed.isdisjoint(tokens) for tokens in found['none'])
+  for name, way in ways.items():
+    monkeypatch.setattr(processors, 'WAYS', {name: way})
+    assert processors._ours(task, batch_size=1)[2] == {name: found[name]}
+
+
+def test_what_a_processor_changes_is_counted():
+  theirs = {'none': [[1, 2], [3]], 'a': [[1, 2], [4]]}
+  assert processors._row('a', [[1, 5], [4]], theirs) == {
+    'processor': 'a',
+    'same tokens': '1 of 2',
+    'texts that it changes': '1',
+  }
