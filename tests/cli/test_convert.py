@@ -261,4 +261,4 @@ def test_sources_that_are_no_model(run, source, tmp_path):
   assert_refused(result, 'config.json', 'checkpoint_N')
   (source / 'checkpoint_7' / 'checkpoint').unlink()
   result = run('convert', source, *to)
-  assert_refused(result, 'not written', 'checkpoint_7')
+  assert_refused(result, 'no finished checkpoint_N')

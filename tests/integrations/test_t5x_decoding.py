@@ -208,7 +208,7 @@ def test_drafts_may_be_trees(target, plain, drafter, options):
 def test_an_eagle_head_of_another_target_is_refused(target, tmp_path):
   config = toy_eagle.config(toy.llama_config(Sizes().vocab_size))
   orbax.save(tmp_path, config, toy_eagle.params(config, seed=0))
-  with pytest.raises(ValueError, match='feature layers'):
+  with pytest.raises(ValueError, match='layer 2 is not one'):
     _decoded(target, drafter='eagle', drafter_checkpoint=str(tmp_path))
 
 

@@ -15,7 +15,9 @@ from specdec_jax.models import families
 from specdec_jax.sharding import mesh
 from specdec_jax.text import vocabulary_files
 
-_WRITTEN = {each.name: each for each in formats.FORMATS if each.write}
+
+def _written() -> dict[str, formats.Format]:
+  return {each.name: each for each in formats.FORMATS if each.write}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     'convert wrote, or hf:organisation/name, also with @revision',
   )
   add('destination', help='the folder to make')
-  add('--to', choices=tuple(_WRITTEN), required=True, help='the format')
+  add('--to', choices=tuple(_written()), required=True, help='the format')
   add('--dtype', **options.DTYPE, help='of the weights')
   add('--config', metavar='SIZES', help=options.SIZES)
   add(
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   if args.extra_ids is not None and args.vocabulary is None:
     raise ValueError('--extra_ids is for --vocabulary')
-  written = _WRITTEN[args.to]
+  written = _written()[args.to]
   assert written.write is not None
   if args.step is not None and written.read_step is None:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
@@ -125,7 +127,7 @@ def _check_destination(
 def _check_is_model(destination: Path) -> None:
   """Raises unless the folder holds only files that `convert` writes."""
   children = list(destination.iterdir()) if destination.is_dir() else []
-  written = _WRITTEN.values()
+  written = _written().values()
   marks = {each.files[0] for each in written}
   if not any(child.name in marks or _is_part(child) for child in children):
     raise ValueError(
@@ -144,4 +146,4 @@ def _check_is_model(destination: Path) -> None:
 
 
 def _is_part(child: Path) -> bool:
-  return child.is_dir() and any(x.is_part(child) for x in _WRITTEN.values())
+  return child.is_dir() and any(x.is_part(child) for x in _written().values())
