@@ -29,14 +29,19 @@ def drafter(
   drafts no beams, or not so many."""
   choice, length = decoder.choice, decoder.length
   if not isinstance(choice, _CHOICES):
-    raise ValueError(f'beam search takes no {type(choice).__name__}')
+    raise ValueError(
+      f'beam search takes no {type(choice).__name__}: leave it out, or take '
+      'drafts of a model or of prompt_lookup'
+    )
   # Depths of a trie are static, and all K beams are drafted at once.
   if not isinstance(length, Fixed):
     raise ValueError(f'drafts of beams take gamma as a number, not {length}')
   if width is not None and not isinstance(choice, DraftModel):
     raise ValueError(f'draft_width {width} is not for {type(choice).__name__}')
   if width is not None and width < num_beams:
-    raise ValueError(f'draft_width {width} is below num_decodes {num_beams}')
+    raise ValueError(
+      f'draft_width {width} is below num_decodes {num_beams}: raise it'
+    )
   if isinstance(choice, NoDrafter):
     return beams.none(num_beams)
   if isinstance(choice, PromptLookup):

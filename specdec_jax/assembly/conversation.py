@@ -65,7 +65,8 @@ class Conversation:
     """
     if families.has_encoder(decoder.config):
       raise ValueError(
-        f'{decoder.model.checkpoint} has an encoder: it has no conversations'
+        f'{decoder.model.checkpoint} has an encoder: a conversation needs a '
+        'decoder-only model'
       )
     if decoder.exact_bits:
       raise ValueError('exact_bits is for prompts that are read at once')

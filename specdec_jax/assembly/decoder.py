@@ -223,10 +223,15 @@ def outline(
   is_free = judge.is_lossless and not exact_bits
   length = _fitting(length, is_free, _shortest(config))
   if exact_bits and isinstance(length, Auto):
-    raise ValueError('exact_bits needs a gamma that is a number')
+    raise ValueError(
+      'exact_bits needs a gamma that is a number: bits depend on the width of '
+      'the call'
+    )
   if exact_bits and isinstance(length, Tree):
     # What an attention sums stands elsewhere in a tree, and sums change.
-    raise ValueError('exact_bits is for chains, not tree or num_continuations')
+    raise ValueError(
+      'exact_bits is for chains: leave out tree and num_continuations'
+    )
   if not (is_dry_run or model.is_random):
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)

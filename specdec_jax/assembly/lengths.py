@@ -128,7 +128,9 @@ def of(
   # Whatever is said beside `gamma` says it all: at most one may be.
   given = [name for name, is_given in said.items() if is_given]
   if len(given) > 1:
-    raise ValueError(f'{" and ".join(given)} each say how much is drafted')
+    raise ValueError(
+      f'{" and ".join(given)} each say how much is drafted: give one of them'
+    )
   if gamma == AUTO:
     return Auto((0, *tried))
   if gamma is None and not given:
@@ -189,5 +191,8 @@ def _tree(shape: Any, gamma: int) -> Tree:
   except (TypeError, ValueError) as error:
     raise ValueError(f'tree: {error}') from error
   if trees.depth(tree) > gamma:
-    raise ValueError(f'tree is {trees.depth(tree)} deep, and gamma is {gamma}')
+    raise ValueError(
+      f'tree is {trees.depth(tree)} deep, and gamma is {gamma}: raise it, or '
+      'give another tree'
+    )
   return tree

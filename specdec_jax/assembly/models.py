@@ -54,7 +54,9 @@ class Model:
       expected = ' or '.join(map(repr, presets.DTYPES))
       raise ValueError(f'dtype is {self.dtype!r}, expected {expected}')
     if self.is_random and (self.sizes or self.vocabulary):
-      raise ValueError(f'{self.checkpoint} has its own sizes and vocabulary')
+      raise ValueError(
+        f'{self.checkpoint} has its own sizes and vocabulary: give no others'
+      )
 
   @property
   def is_random(self) -> bool:

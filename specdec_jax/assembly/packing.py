@@ -34,7 +34,10 @@ def by_text(
   }
   for name, value in lists.items():
     if len(value) != num_texts:
-      raise ValueError(f'{name} lists {len(value)} for {num_texts} texts')
+      raise ValueError(
+        f'{name} lists {len(value)} for {num_texts} texts: give one value, or '
+        'one for each'
+      )
   of_all = {name: x for name, x in given.items() if name not in lists}
   # Limits have no value that says nothing.
   of_all.setdefault('max_new_tokens', 1)
@@ -130,7 +133,9 @@ def _encoded(
   for i, (row, each) in enumerate(zip(rows, own, strict=True), start=1):
     num_new = each.max_new_tokens
     if len(row) >= limit:
-      raise ValueError(f'prompt {i} has {len(row)} tokens, the context {limit}')
+      raise ValueError(
+        f'prompt {i} has {len(row)} tokens, the context {limit}: shorten it'
+      )
     # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
     needed = prompts.num_positions(decoder.config, len(row), num_new)
     if needed > limit:

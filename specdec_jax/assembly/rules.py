@@ -40,7 +40,9 @@ class Judge(NamedTuple):
     if tree is not None and self.for_tree is not None:
       return self.for_tree(tree)
     judged, drafts = ('trees', 'chains')[:: -1 if tree else 1]
-    raise ValueError(f'verification {self.name} judges {judged}, not {drafts}')
+    raise ValueError(
+      f'verification {self.name} judges {judged}, not {drafts}: leave it out'
+    )
 
 
 class Rule(Protocol):

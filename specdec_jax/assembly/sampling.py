@@ -102,7 +102,10 @@ class Sampling(Options):
     for name in LIMITS:
       value = getattr(self, name)
       if self.is_greedy and value is not None:
-        raise ValueError(f'{name} {value:g} changes nothing at temperature 0')
+        raise ValueError(
+          f'{name} {value:g} changes nothing at temperature 0: give a '
+          'temperature above 0, or leave it out'
+        )
 
 
 def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:

@@ -130,7 +130,10 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
       f'--adaptive is for --drafter {" or ".join(kinds)}, not {drafter}'
     )
   if name == 'estimate' and args.draft_cost is None:
-    raise ValueError('--adaptive estimate needs --draft_cost, of calibrate')
+    raise ValueError(
+      '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
+      'measures as c'
+    )
   # The other two decide by what was accepted, and doubt nothing by default.
   schedule, min_prob = schedules.fixed(), options.MIN_PROB
   if name == 'heuristic':

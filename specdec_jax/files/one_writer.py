@@ -47,7 +47,10 @@ def _locked(lock: Path, what: object) -> IO[str]:
       except BlockingIOError as error:
         file.seek(0)
         owner = file.read() or 'another process'
-        raise ValueError(f'{owner} is writing {what}') from error
+        raise ValueError(
+          f'{owner} is writing {what}: wait for it, stop it, or choose another '
+          'place'
+        ) from error
       # Between opening and locking it, its owner may have removed it, and
       # somebody made another.
       with contextlib.suppress(FileNotFoundError):

@@ -40,12 +40,15 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return buckets.BucketPath(text)
   if _ELSEWHERE.match(text):
     raise ValueError(
-      f'{path} is neither on a local disk nor in a bucket of gs://'
+      f'{path} is neither on a local disk nor in a bucket of gs://: copy it to '
+      'one of them'
     )
   try:
     return Path(path).expanduser()
   except RuntimeError as error:
-    raise ValueError(f'{path}: no home folder of that name is known') from error
+    raise ValueError(
+      f'{path}: no home folder of that name is known; give the whole path'
+    ) from error
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -53,7 +56,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
   ValueError if it is of one."""
   if is_in_bucket(path) or _BUCKET.match(str(path)):
     raise ValueError(
-      f'{path} is not on a local disk: copy it (gcloud storage cp -r)'
+      f'{path} is not on a local disk: give a local path, and copy from it or '
+      'to it (gcloud storage cp -r)'
     )
   return user_path(path)
 

@@ -1,4 +1,8 @@
-"""What `specdec infer` runs: a task in chunks, each decoded once."""
+"""Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
+
+A run that was killed goes on where it was when it is started again, and gives
+the same bytes.
+"""
 
 import contextlib
 import dataclasses
@@ -68,10 +72,7 @@ def infer(
     operative_config: gives the text of `config.gin`.
   """
   running.check_count('infer.checkpoint_period', checkpoint_period)
-  if not 0 <= shard_id < num_shards <= 99_999:
-    raise ValueError(f'shard_id {shard_id} is not one of {num_shards} shards')
-  if profile_dir is not None and local_path(profile_dir).is_file():
-    raise ValueError(f'--profile {profile_dir} is a file: name a folder')
+  _check_arguments(shard_id, num_shards, profile_dir)
   mesh, folder = make_mesh(), user_path(output_dir)
   with jax.set_mesh(mesh):
     examples.check_lengths(models.read_config(model), task_feature_lengths)
@@ -114,6 +115,19 @@ def _advise(job: Job, task: Task) -> None:
         'the model has a chat template, and the texts of this task are given '
         'as they are: --gin.find.chat=True makes messages of them'
       )
+
+
+def _check_arguments(
+  shard_id: int, num_shards: int, profile_dir: str | None
+) -> None:
+  """Raises ValueError for arguments that nothing can be done with."""
+  if not 0 <= shard_id < num_shards <= 99_999:
+    raise ValueError(
+      f'shard_id {shard_id} is not one of {num_shards} shards, which count '
+      'from 0'
+    )
+  if profile_dir is not None and local_path(profile_dir).is_file():
+    raise ValueError(f'--profile {profile_dir} is a file: name a folder')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,8 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
       _check_stored(shard, settings)
     elif has_results:
       raise ValueError(
-        f'{shard.chunk_folder} has results, but no {_SETTINGS}: remove it'
+        f'{shard.chunk_folder} has results, but no {_SETTINGS} that says of '
+        'what: remove it, or choose another folder'
       )
   except OSError as error:
     raise _cannot_write(shard.folder, error) from error
@@ -226,7 +227,8 @@ def finish(
       # A chunk of another run may have taken this name in between.
       if chunk.settings_digest != own:
         raise ValueError(
-          f'{path} is of other settings: remove {shard.chunk_folder}'
+          f'{path} is of other settings: remove {shard.chunk_folder}, and give '
+          'the command again'
         )
       digests.append(chunk.examples_digest)
       file.write(path.read_bytes())

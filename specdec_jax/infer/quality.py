@@ -70,5 +70,6 @@ METRICS: Mapping[str, MetricFn] = {
 def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
   if len(targets) != len(predictions) or not targets:
     raise ValueError(
-      f'{len(targets)} targets and {len(predictions)} predictions'
+      f'{len(targets)} targets and {len(predictions)} predictions cannot be '
+      'compared'
     )

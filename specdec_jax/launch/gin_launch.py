@@ -48,8 +48,9 @@ def add_arguments(
     action='append',
     default=[],
     metavar='FILE',
-    help='a path, or a name such as runs/infer.gin; of several, later ones '
-    'override. It can import and call any code, with --dry_run too',
+    help='a path, or the name of a file of this package, such as '
+    'runs/infer.gin; may be repeated; later files override earlier ones. It '
+    'can import and call any code, with --dry_run too',
   )
   add(
     '--gin_remote_imports',
@@ -61,13 +62,15 @@ def add_arguments(
     action='append',
     default=[],
     metavar='NAME=VALUE',
-    help='after all files, as --gin.NAME=VALUE; of texts \'"text"\'',
+    help='one binding, after all files; --gin.NAME=VALUE is the same. Texts '
+    'are quoted: --gin.NAME=\'"text"\'',
   )
   add(
     '--gin_search_paths',
     default='.',
     metavar='DIR,...',
-    help='where gin files are looked for before those of this package',
+    help='where --gin_file and includes are looked for after the working '
+    'directory and before the files of this package',
   )
   listed = set()
   for file in files:

@@ -179,7 +179,8 @@ def _check_free(port: int) -> None:
   except OSError as error:
     if error.errno == errno.EADDRINUSE:
       raise ValueError(
-        f'--coordinator_address: port {port} of this host is taken'
+        f'--coordinator_address: port {port} of this host is taken: choose '
+        'another'
       ) from error
 
 

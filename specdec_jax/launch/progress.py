@@ -60,7 +60,9 @@ def _period() -> float:
   except ValueError:
     seconds = math.nan
   if not 0 <= seconds <= threading.TIMEOUT_MAX:
-    raise ValueError(f'SPECDEC_PROGRESS should be seconds, got {given!r}')
+    raise ValueError(
+      f'SPECDEC_PROGRESS should be seconds, or 0 for no lines, got {given!r}'
+    )
   return seconds or threading.TIMEOUT_MAX
 
 

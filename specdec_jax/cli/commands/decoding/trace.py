@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
   if args.max_iterations and not args.svg:
     raise ValueError(f'--max_iterations {args.max_iterations} needs --svg')
   if args.style != 'lines' and (args.html or args.svg):
-    raise ValueError(f'--style {args.style} is for the terminal')
+    raise ValueError(
+      f'--style {args.style} is for the terminal, not for --html or --svg'
+    )
   written = {'--html': args.html, '--svg': args.svg}
   outputs.check(written, {'the trace': args.trace})
   traced = storage.read(args.trace)

@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   chosen = from_flags.choices(args)
   if chosen.sampling.is_greedy:
-    raise ValueError('audit is of sampled tokens, bench compares greedy ones')
+    raise ValueError(
+      'audit is of sampled tokens: give a temperature above 0; bench compares '
+      'greedy ones'
+    )
   outputs.check({'--json': args.json}, {'--prompts': args.prompts})
   texts = [line.text for line in prompts.read(args.prompt, args.prompts)]
   settings = from_flags.settings(args)

@@ -40,7 +40,10 @@ def run(args: argparse.Namespace) -> int:
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
   if is_simulated and isinstance(choices.drafter.length, Tree):
-    raise ValueError('--simulate_alpha is for drafts that are chains')
+    raise ValueError(
+      '--simulate_alpha accepts tokens of chains: leave out --tree and '
+      '--num_continuations'
+    )
   decoder, batches, settings = from_flags.prepared(args, choices)
   if is_simulated:
     # By decree, and no row ends early.
