@@ -105,7 +105,7 @@ setup(
     # For specdec_jax.integrations.tunix.
     'tunix': [*_MODELS, 'google-tunix>=0.1.7'],
     'gcs': _GCS,
-    # Parses regular expressions and JSON schemas.
+    # Parses regular expressions.
     'grammar': ['outlines-core>=0.2.11,<0.3'],
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,
@@ -119,6 +119,8 @@ setup(
     'dev': [
       *_NOTEBOOKS,
       'outlines-core>=0.2.11,<0.3',
+      # What grammars are compared with, in tests alone.
+      'llguidance>=1.9',
       *_EXPERIMENTS,
       *_BUCKETS,
       'build>=1.2',

@@ -24,17 +24,14 @@ _MOST = 2**16  # States or classes, in 16 bits.
 _START = 1  # The state of an empty text; see `base.Grammar`.
 # Tokens among which one text alone is looked for, and bytes of that text.
 _FEW, _LONG = 64, 64
+# Follows each text while its grammar is compiled: no character, and in none.
+_END = '\U0010ffff'
 
 
 @functools.lru_cache(maxsize=64)
 def of_json_schema(schema: str) -> str:
-  """The regular expression of JSON texts that a schema, itself JSON, allows:
-  without spaces, and with properties in the schema's order. ValueError for what
-  would not be heeded, or not exactly."""
-  core = _core()
-  json_schemas.check(json.loads(schema), pattern_bytes=_bytes_of)
-  with package_errors('this JSON schema cannot be compiled'):
-    return core.json_schema.build_regex_from_schema(schema, '')
+  """The regular expression of a schema, itself JSON; see `json_schemas`."""
+  return json_schemas.to_regex(json.loads(schema), bytes_of=_bytes_of)
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,20 +151,25 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   core = _core()
   eos = 256
   bytes_of = core.Vocabulary(eos, {bytes([i]): [i] for i in range(eos)})
-  with package_errors('this grammar cannot be compiled'):
-    index = core.Index(pattern, bytes_of)
-  found = index.get_transitions()
+  advice = 'write it without anchors, word boundaries and look-around'
+  with package_errors(f'this grammar cannot be compiled, {advice}'):
+    core.Index(pattern, bytes_of)
+    # Of `a|ab` alone it would leave out ab: a search ends where a is found.
+    index = core.Index(f'(?:{pattern}){_END}', bytes_of)
+  found, last = index.get_transitions(), index.get_final_states()
   _check_size(len(found), 1)
-  names = [index.get_initial_state(), *found, *index.get_final_states()]
-  ids = {name: i for i, name in enumerate(dict.fromkeys(names), start=1)}
+  names = dict.fromkeys([index.get_initial_state(), *found, *last])
+  ids = {name: i for i, name in enumerate(names, start=_START)}
   steps = np.zeros((len(ids) + 1, 256), np.int32)
   for state, each in found.items():
     for byte, behind in each.items():
       if byte != eos:
         steps[ids[state], byte] = ids[behind]
-  is_end = np.zeros(len(steps), bool)
-  is_end[[ids[name] for name in index.get_final_states()]] = True
-  return steps, is_end
+  is_last = np.array([False, *(name in last for name in names)])
+  behind: np.ndarray = np.arange(len(steps))
+  for byte in _END.encode():
+    behind = steps[behind, byte]
+  return np.where(is_last[steps], 0, steps), is_last[behind]
 
 
 def _bytes_of(pattern: str) -> set[int]:

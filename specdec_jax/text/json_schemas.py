@@ -1,6 +1,10 @@
-"""Which JSON schemas are heeded exactly: whatever is not is refused."""
+"""JSON schemas as regular expressions: of texts without spaces, and with
+properties in the schema's order. What would not be heeded is refused."""
 
-from collections.abc import Callable, Mapping
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _NOTES = {
@@ -19,57 +23,187 @@ _BY_TYPE = {
 }
 # What says by itself what may come; the type beside it only repeats it.
 _ALONE = {'enum': {'type'}, 'const': {'type'}, 'anyOf': set(), '$ref': set()}
-_FORMATS = 'date', 'date-time', 'uuid'
+_DATE = (
+  '[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|[12][0-9])'
+  '|(0[13-9]|1[0-2])-30|(0[13578]|1[02])-31)'
+)
+_HOUR = '([01][0-9]|2[0-3]):[0-5][0-9]'
+_FORMATS = {
+  'date': _DATE,
+  'date-time': rf'{_DATE}T{_HOUR}:[0-5][0-9](\.[0-9]+)?(Z|[+-]{_HOUR})',
+  'uuid': '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}',
+}
+_CHARACTER = r'([^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
+_INTEGER = '-?(0|[1-9][0-9]*)'
+_NUMBER = rf'{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?'
+# What a keyword's value should be.
+_COUNT = 'an integer from 0 on', lambda x: type(x) is int and x >= 0
+_LIST = 'a list of some values', lambda x: isinstance(x, list) and x
+_VALUES = {
+  'anyOf': _LIST,
+  'enum': _LIST,
+  'format': (f'one of {", ".join(_FORMATS)}', lambda x: x in [*_FORMATS]),
+  'pattern': ('a text', lambda x: isinstance(x, str)),
+  'properties': ('an object', lambda x: isinstance(x, Mapping) and x),
+} | dict.fromkeys(('minLength', 'maxLength', 'minItems', 'maxItems'), _COUNT)
 
 
-def check(
-  schema: Any, *, pattern_bytes: Callable[[str], set[int]], place: str = '#'
-) -> None:
-  """Raises ValueError, with the place in the schema, for a keyword that would
-  not be heeded; `pattern_bytes` says which bytes a pattern lets come."""
-  if complaint := _complaint(schema, pattern_bytes):
+def to_regex(
+  schema: Any,
+  *,
+  bytes_of: Callable[[str], set[int]],
+  root: Any = None,
+  place: str = '#',
+  above: tuple[object, ...] = (),
+) -> str:
+  """The regular expression of a schema.
+
+  Args:
+    schema: the schema, or a part of it.
+    bytes_of: of a regular expression, the bytes of the texts that it matches.
+    root: the schema that a part is of; None if it is no part.
+    place: where the part is, for messages.
+    above: the references that lead to it.
+
+  Raises ValueError, with the place, for what would not be heeded.
+  """
+  root = schema if root is None else root
+  if complaint := _complaint(schema, bytes_of, root, above):
     raise ValueError(f'JSON schema, {place}: {complaint}')
-  inner = {f'anyOf/{i}': x for i, x in enumerate(schema.get('anyOf', ()))}
-  for name in ('$defs', 'definitions', 'properties'):
-    inner |= {f'{name}/{key}': x for key, x in (schema.get(name) or {}).items()}
-  if 'items' in schema:
-    inner['items'] = schema['items']
-  for name, each in inner.items():
-    check(each, pattern_bytes=pattern_bytes, place=f'{place}/{name}')
+  go = functools.partial(to_regex, bytes_of=bytes_of, root=root)
+  inner = lambda name, x: go(x, place=f'{place}/{name}', above=above)
+  if '$ref' in schema:
+    ref = schema['$ref']
+    return go(_found(root, ref), place=ref, above=(*above, ref))
+  if 'enum' in schema or 'const' in schema:
+    return _any(map(_literal, schema.get('enum', [schema.get('const')])))
+  if 'anyOf' in schema:
+    ways = enumerate(schema['anyOf'])
+    return _any(inner(f'anyOf/{i}', each) for i, each in ways)
+  texts = {
+    'string': lambda: f'"{_string(schema)}"',
+    'integer': lambda: _INTEGER,
+    'number': lambda: _NUMBER,
+    'boolean': lambda: 'true|false',
+    'null': lambda: 'null',
+    'array': lambda: _array(inner('items', schema['items']), schema),
+    'object': lambda: _object(
+      {k: inner(f'properties/{k}', x) for k, x in schema['properties'].items()},
+      schema.get('required', ()),
+    ),
+  }
+  return _any(texts[each]() for each in _types(schema))
+
+
+def _types(schema: Mapping[str, Any]) -> list[Any]:
+  types = schema.get('type')
+  return types if isinstance(types, list) and types else [types]
+
+
+def _any(ways: Iterable[str]) -> str:
+  return f'({"|".join(ways)})'
+
+
+def _literal(value: object) -> str:
+  text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
+  return re.escape(text)
+
+
+def _string(schema: Mapping[str, Any]) -> str:
+  if 'format' in schema:
+    return _FORMATS[schema['format']]
+  if 'pattern' in schema:
+    return f'({_whole(schema["pattern"])})'
+  least, most = _limits(schema, 'Length')
+  return f'{_CHARACTER}{{{least},{"" if most is None else most}}}'
+
+
+def _array(item: str, schema: Mapping[str, Any]) -> str:
+  least, most = _limits(schema, 'Items')
+  if most == 0:
+    return r'\[\]'
+  others = f'{max(least - 1, 0)},{"" if most is None else most - 1}'
+  some = f'({item}(,{item}){{{others}}})'
+  return rf'\[{some}{"" if least else "?"}\]'
+
+
+def _object(properties: Mapping[str, str], required: Sequence[str]) -> str:
+  members = [f'{_literal(name)}:{x}' for name, x in properties.items()]
+  before = lambda i: ''.join(f'({each},)?' for each in members[:i])
+  due = [i for i, name in enumerate(properties) if name in required]
+  if not due:  # Any of them may be the last.
+    some = _any(before(i) + each for i, each in enumerate(members))
+    return rf'\{{{some}?\}}'
+  others = ''.join(
+    f',{members[i]}' if i in due else f'(,{members[i]})?'
+    for i in range(due[0] + 1, len(members))
+  )
+  return rf'\{{{before(due[0])}{members[due[0]]}{others}\}}'
+
+
+def _limits(schema: Mapping[str, Any], what: str) -> tuple[int, int | None]:
+  return schema.get(f'min{what}', 0), schema.get(f'max{what}')
+
+
+def _whole(pattern: str) -> str:
+  """A pattern without its anchors: it is matched as a whole anyway."""
+  is_anchored = pattern.endswith('$') and not pattern.endswith(r'\$')
+  return pattern.removeprefix('^')[: -1 if is_anchored else None]
+
+
+def _found(root: Any, ref: object) -> Any:
+  """What a reference such as `#/$defs/name` names, None if nothing."""
+  first, *names = ref.split('/') if isinstance(ref, str) else ['']
+  for name in names:
+    name = name.replace('~1', '/').replace('~0', '~')
+    root = root.get(name) if isinstance(root, Mapping) else None
+  return root if first == '#' else None
 
 
 def _complaint(
-  schema: Any, pattern_bytes: Callable[[str], set[int]]
+  schema: Any,
+  bytes_of: Callable[[str], set[int]],
+  root: Any,
+  above: tuple[object, ...],
 ) -> str | None:
   if not isinstance(schema, Mapping):
     return 'it should be an object'
-  types = schema.get('type')
-  types = types if isinstance(types, list) else [types]
   kind = next((name for name in _ALONE if name in schema), None)
   if kind is not None:
     known = {kind} | _ALONE[kind]
-  elif unknown := [each for each in types if each not in _BY_TYPE]:
-    return f'type should be one of {", ".join(_BY_TYPE)}, got {unknown[0]!r}'
   else:
+    types = _types(schema)
+    if unknown := [each for each in types if each not in [*_BY_TYPE]]:
+      return f'type should be one of {", ".join(_BY_TYPE)}, got {unknown[0]!r}'
     known = {'type'}.union(*(_BY_TYPE[each] for each in types))
     for each, needed in (('object', 'properties'), ('array', 'items')):
-      if each in types and not schema.get(needed):
+      if each in types and needed not in schema:
         return f'an {each} needs {needed}'
   if more := sorted(set(schema) - known - _NOTES):
     return f'{more[0]} is not supported here; what is: ' + ', '.join(
       sorted(known)
     )
+  for name, (expected, is_valid) in _VALUES.items():
+    if name in schema and not is_valid(schema[name]):
+      return f'{name} should be {expected}, got {schema[name]!r:.80}'
+  for what in ('Length', 'Items'):
+    least, most = _limits(schema, what)
+    if most is not None and least > most:
+      return f'min{what} {least} exceeds max{what} {most}'
+  names, required = [*schema.get('properties', ())], schema.get('required', [])
+  if not isinstance(required, list) or any(x not in names for x in required):
+    return f'required should be a list of properties, got {required!r:.80}'
+  if kind == '$ref' and _found(root, schema['$ref']) is None:
+    return f'$ref should name a part of the schema, got {schema["$ref"]!r}'
+  if kind == '$ref' and schema['$ref'] in above:
+    return f'{schema["$ref"]} contains itself: write its levels out'
   # One of them would be heeded, without a word of the others.
   ways = {'pattern'}, {'format'}, {'minLength', 'maxLength'}
   if sum(not way.isdisjoint(schema) for way in ways) > 1:
     return 'a string takes a pattern, a format, or lengths, one of the three'
-  if 'format' in schema and schema['format'] not in _FORMATS:
-    return (
-      f'format should be one of {", ".join(_FORMATS)}, got {schema["format"]!r}'
-    )
   # Inside of a JSON string, they would have to be written otherwise.
   escaped = {*range(32), ord('"'), ord('\\')}
-  if 'pattern' in schema and pattern_bytes(schema['pattern']) & escaped:
+  if 'pattern' in schema and bytes_of(_whole(schema['pattern'])) & escaped:
     return (
       f'pattern {schema["pattern"]!r} allows a quote, a backslash or a control '
       'character, which JSON writes otherwise: leave them out, as '

@@ -81,12 +81,38 @@ def test_texts_end_where_they_match_and_only_there(decoder, pattern):
 
 def test_every_spelling_of_a_text_may_come(decoder):
   for vocabulary in _vocabularies(decoder):
-    made = grammars.compiled(REGEX, vocabulary)
-    for text in ('the in.', 'ab inin.', 'abc in.'):
-      state = 1
-      for token in vocabulary.encode(text, add_special_tokens=False):
-        state = made.next[state, made.classes[token]]
-        assert state, text
+    for pattern, *texts in (
+      (REGEX, 'the in.', 'ab inin.', 'abc in.'),
+      # A text of it goes on where another one ends.
+      ('the|the in|the in .', 'the', 'the in', 'the in é'),
+      ('in(, in)*', 'in', 'in, in, in'),
+    ):
+      made = grammars.compiled(pattern, vocabulary)
+      for text in texts:
+        state = 1
+        for token in vocabulary.encode(text, add_special_tokens=False):
+          state = made.next[state, made.classes[token]]
+          assert state, text
+        assert made.next[state, made.classes[vocabulary.eos_ids[0]]], text
+
+
+@pytest.mark.parametrize(
+  ('schema', 'texts', 'others'),
+  [
+    ({'enum': [1, 12]}, ['1', '12'], ['']),
+    ({'type': 'string', 'pattern': '^a|b$'}, ['"a"', '"b"'], ['"a', '"ab"']),
+    ({'type': 'string', 'format': 'date'}, ['"2024-02-29"'], ['"2024-04-31"']),
+    (
+      {'type': 'object', 'properties': {'a"b': {'type': 'null'}}},
+      ['{}', '{"a\\"b":null}'],
+      ['{"a"b":null}'],
+    ),
+  ],
+)
+def test_schemas_as_regular_expressions(schema, texts, others):
+  pattern = grammars.of_json_schema(json.dumps(schema))
+  assert all(re.fullmatch(pattern, text) for text in texts)
+  assert not any(re.fullmatch(pattern, text) for text in others)
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
@@ -146,6 +172,20 @@ def test_what_is_forced_takes_fewer_runs(folder, decoder):
       'allows a quote',
     ),
     ({'json_schema': {'type': 'string', 'format': 'email'}}, 'format should'),
+    ({'json_schema': {'type': {}}}, 'type should be one of'),
+    ({'json_schema': {'enum': []}}, 'enum should be a list'),
+    ({'json_schema': {'type': 'string', 'maxLength': -1}}, 'from 0 on'),
+    (
+      {'json_schema': {'type': 'string', 'minLength': 2, 'maxLength': 1}},
+      'minLength 2 exceeds maxLength 1',
+    ),
+    ({'json_schema': {**SCHEMA, 'required': ['x']}}, 'list of properties'),
+    ({'json_schema': {'$ref': '#/x'}}, 'should name a part'),
+    (
+      {'json_schema': {'anyOf': [{'$ref': '#'}]}},
+      '#/anyOf/0: # contains itself',
+    ),
+    ({'regex': '^a$'}, 'write it without anchors'),
     ({'regex': r'[\x00-\x08]漢{22000}'}, 'states'),
   ],
 )
