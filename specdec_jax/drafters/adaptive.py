@@ -64,7 +64,7 @@ def adaptive(
   if not 0 <= min_prob <= 1:
     raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
   if first is not None and first.gamma != gamma:
-    raise ValueError(f'drafters of one gamma, not of {gamma} and {first.gamma}')
+    raise ValueError(f'give `first` gamma {gamma}, too, not {first.gamma}')
   schedule = schedule or schedules.fixed()
   # Of what `first` drafts, the model's cache has nothing.
   chain = as_chain(model, num_unread=gamma + 1 if first else 2)

@@ -66,7 +66,7 @@ def autoregressive(
   """
   check_gamma(gamma)
   if token_ids is not None and not is_argmax:
-    raise ValueError('token_ids need is_argmax')
+    raise ValueError('token_ids need is_argmax: set it, or leave them out')
   chain = as_chain(model)
 
   def propose(

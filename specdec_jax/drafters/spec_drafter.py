@@ -54,7 +54,7 @@ def spec_drafter(
 
   def init(params: Arrays, prompt: base.Prompt, max_len: int) -> Arrays:
     if prompt.encoder_tokens is None:
-      raise ValueError('a Spec-Drafter needs encoder tokens')
+      raise ValueError('it needs encoder tokens: give a prompt with a source')
     return model.init(params, prompt.encoder_tokens, max_len - 1 + gamma)
 
   def propose(

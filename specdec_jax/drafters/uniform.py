@@ -20,7 +20,7 @@ def uniform(
   padded_vocab_size = padded_vocab_size or vocab_size
   if not 1 <= vocab_size <= padded_vocab_size:
     raise ValueError(
-      f'a vocabulary of {vocab_size} ids does not fit in {padded_vocab_size}'
+      f'vocab_size should be 1 to {padded_vocab_size}, got {vocab_size}'
     )
 
   def propose(row_keys: Array, context: Context) -> Draft:

@@ -214,7 +214,8 @@ def check_sizes(config: Any) -> None:
   `head_dim` and `windows` no attention with rotary positions can have."""
   if config.num_kv_heads < 1 or config.num_heads % config.num_kv_heads:
     raise ValueError(
-      f'{config.num_heads} heads do not divide into {config.num_kv_heads}'
+      f'{config.num_heads} heads do not divide into {config.num_kv_heads}: '
+      'make num_heads a multiple of num_kv_heads'
     )
   if config.head_dim % 2:
     raise ValueError(f'positions need an even head_dim, got {config.head_dim}')

@@ -162,7 +162,9 @@ def of(config: AnyConfig) -> Family:
   for family in FAMILIES:
     if type(config) is family.config:
       return family
-  raise ValueError(f'a {type(config).__name__} is of no family')
+  raise ValueError(
+    f'a {type(config).__name__} is of no family: add it to FAMILIES'
+  )
 
 
 def has_encoder(config: AnyConfig) -> bool:
@@ -201,7 +203,9 @@ def network(config: AnyConfig) -> Network:
   """A model's network; ValueError if its family has none."""
   family = of(config)
   if family.network is None:
-    raise ValueError(f'a {family.name} only drafts: it is no language model')
+    raise ValueError(
+      f'a {family.name} only drafts: give a language model, which it drafts for'
+    )
   return family.network(config)
 
 
@@ -211,7 +215,9 @@ def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
   """
   family, drafts = of(target), of(config).drafts
   if drafts is None:
-    raise ValueError(f'a {of(config).name} is a whole model, no drafter')
+    raise ValueError(
+      f'a {of(config).name} is a whole model: give one that only drafts'
+    )
   network = family.network and family.network(target)
   return drafts.bind(network, config, width=width)
 

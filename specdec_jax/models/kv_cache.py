@@ -110,7 +110,9 @@ def append(buffer: Array, new: Array, lengths: Array) -> Array:
   # Rows of lengths [2, 0] and T = 2 are written at [2, 3] and [0, 1].
   capacity = buffer.shape[2]
   if new.shape[2] > capacity:
-    raise ValueError(f'{new.shape[2]} positions do not fit in {capacity}')
+    raise ValueError(
+      f'{new.shape[2]} positions do not fit in {capacity}: make a larger cache'
+    )
   by_head = ('batch', 'heads', 'length', 'kv')
   return rules.map_shards(
     _write_rows,

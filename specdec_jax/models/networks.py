@@ -106,8 +106,10 @@ class Network:
     the tokens to prefill: all but each prompt's last. ValueError if the prompt
     is for another kind of network."""
     if (prompt.encoder_tokens is None) == self.has_encoder:
-      needs = 'needs' if self.has_encoder else 'has no encoder and takes no'
-      raise ValueError(f'the model {needs} encoder tokens')
+      needs = 'has no encoder and takes no encoder tokens: give none'
+      if self.has_encoder:
+        needs = 'needs encoder tokens: give them in the prompt'
+      raise ValueError(f'the model {needs}')
     batch_size, prompt_len = prompt.decoder_tokens.shape
     # An encoder is run once, where the cache is made.
     inputs = (prompt.encoder_tokens,) if self.has_encoder else ()
@@ -129,7 +131,10 @@ def tapped(network: Network | None) -> Network:
   """A target's network, whose streams a drafter reads; ValueError for None, of
   a family without one."""
   if network is None:
-    raise ValueError('the target keeps no streams that a drafter could read')
+    raise ValueError(
+      'the target keeps no streams that a drafter could read: choose another '
+      'drafter, or a target with a network'
+    )
   return network
 
 

@@ -121,7 +121,8 @@ def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
   group = bits.group or size
   if size % group:
     raise ValueError(
-      f'groups of {group} weights do not divide an axis of {size}'
+      f'groups of {group} weights do not divide an axis of {size}: give a '
+      'group size that does, or none'
     )
   # [4, out] in groups of 2 is [2, 2, out], with maxima [2, 1, out].
   shape = list(weights.shape)

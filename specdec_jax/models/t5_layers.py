@@ -73,7 +73,8 @@ class T5Config:
     if fewest < 1 or most >= self.relpos_max_distance:
       raise ValueError(
         f'{self.relpos_num_buckets} buckets of relative positions, at least 4, '
-        f'do not fit distances up to {self.relpos_max_distance}'
+        f'do not fit distances up to {self.relpos_max_distance}: give fewer '
+        'buckets, or a larger relpos_max_distance'
       )
 
 

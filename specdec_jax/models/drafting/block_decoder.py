@@ -134,7 +134,8 @@ class BlockDecoder(nn.Module):
     # Positions are learned, so that there are no more than were trained.
     if max(source_len, num_positions) > limit:
       raise ValueError(
-        f'{source_len} and {num_positions} positions; the drafter has {limit}'
+        f'{source_len} source and {num_positions} text positions exceed the '
+        f'{limit} that the drafter was trained with: give shorter ones'
       )
     source_mask = encoder_tokens > 0
     embedded = self.token_embedder(encoder_tokens)
@@ -173,7 +174,9 @@ class BlockDecoder(nn.Module):
     """
     (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
     if num_positions > (room := memory.copies.shape[1]):
-      raise ValueError(f'{num_positions} positions do not fit in {room}')
+      raise ValueError(
+        f'{num_positions} positions do not fit in {room}: encode for as many'
+      )
     # [texts, blocks, ...] as rows: by text for what all blocks share, such as
     # the source, and by block for what they do not.
     by_text = lambda x: x.reshape(num_texts, -1, x.shape[-1])

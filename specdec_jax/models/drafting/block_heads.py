@@ -80,7 +80,10 @@ def bind(
   target = networks.tapped(network)
   own, read = config.embed_dim, target.config.embed_dim
   if own != read:
-    raise ValueError(f'heads of width {own} do not fit a target of {read}')
+    raise ValueError(
+      f'heads of width {own} do not fit a target of {read}: give the target '
+      'that they were trained for'
+    )
   # What the target's own projection reads, so that it can read the heads'.
   keeping = taps.last_call(target, (taps.LAST,), width=width)
 

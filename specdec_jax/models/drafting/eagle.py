@@ -91,13 +91,14 @@ class EagleConfig:
   def __post_init__(self):
     if not 1 <= self.draft_vocab_size <= self.vocab_size:
       raise ValueError(
-        f'{self.draft_vocab_size} drafted tokens are not of {self.vocab_size}'
+        f'draft_vocab_size {self.draft_vocab_size} should be 1 to vocab_size '
+        f'{self.vocab_size}'
       )
     # Two ways to norm the same features, of two trainers.
     if self.norm_before_fc and self.fc_norm:
-      raise ValueError('norm_before_fc and fc_norm exclude each other')
+      raise ValueError('norm_before_fc and fc_norm exclude each other: set one')
     if self.norm_before_next and not self.norm_before_logits:
-      raise ValueError('norm_before_next needs norm_before_logits')
+      raise ValueError('norm_before_next needs norm_before_logits: set both')
     layers = self.feature_layers
     if len(layers) > _MAX_FEATURES or min(layers, default=1) < 1:
       raise ValueError(
@@ -269,13 +270,15 @@ def check_params(config: EagleConfig, params: Weights) -> None:
   ids = np.asarray(params['target_ids'])
   if ids.min() < 0 or ids.max() >= config.vocab_size:
     raise ValueError(
-      f'target_ids are from {ids.min()} to {ids.max()} of {config.vocab_size}'
+      f'target_ids are from {ids.min()} to {ids.max()}: they should be ids of '
+      f'the target, 0 to {config.vocab_size - 1}'
     )
   # [3, 5, 3] has 3 twice.
   values, counts = np.unique(ids, return_counts=True)
   if counts.max() > 1:
     raise ValueError(
-      f'target_ids have token {values[counts.argmax()]} {counts.max()} times'
+      f'target_ids have token {values[counts.argmax()]} {counts.max()} times: '
+      'name each once'
     )
 
 
@@ -293,10 +296,14 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
   read = target.config.embed_dim
   if read != config.target_embed_dim:
     raise ValueError(
-      f'the drafter is for a width of {config.target_embed_dim}, not {read}'
+      f'the drafter is for a width of {config.target_embed_dim}, not {read}: '
+      'give the target that it was trained for'
     )
   if not config.has_embedding and config.embed_dim != read:
-    raise ValueError(f'width {config.embed_dim} needs embeddings of its own')
+    raise ValueError(
+      f"embed_dim {config.embed_dim}, which is not the target's {read}, needs "
+      'embeddings of its own: set has_embedding'
+    )
   layers = feature_layers(config, target.num_layers)
   return Bound(
     model=_model(config, target.config.vocab_size),

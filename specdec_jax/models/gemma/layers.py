@@ -65,9 +65,9 @@ class GemmaConfig:
   def __post_init__(self):
     attention.check_sizes(self)
     if not self.is_tied:
-      raise ValueError('the logits of a Gemma reuse its embeddings')
+      raise ValueError('a Gemma has no logits of its own: set is_tied')
     if self.rope_factor <= 0:
-      raise ValueError(f'rope_factor divides positions, got {self.rope_factor}')
+      raise ValueError(f'rope_factor must be above 0, got {self.rope_factor}')
 
 
 class Norm(nn.Module):
