@@ -30,6 +30,7 @@ TITLES = {
   'accelerator': 'What decoding costs',
   'plain_step': "Where a plain step's time goes",
   'quantized': 'Weights of few bits, and drafts of the target itself',
+  'predicted': 'TPUs, predicted',
   'grammar': 'Texts that match a grammar',
   'trees': 'Trees of drafts beside chains',
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',

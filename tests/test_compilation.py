@@ -308,7 +308,7 @@ def test_a_copied_cache_is_seen(monkeypatch):
 
   monkeypatch.setattr(kv_cache, 'append', write)
   # A loop over blocks is no reader that a write would be fused into.
-  monkeypatch.setattr(attention, 'block_size', lambda capacity: capacity)
+  monkeypatch.setattr(attention, 'block_size', lambda capacity, least: capacity)
   # A layer that was traced before is not traced again.
   jax.clear_caches()
   hlo = compiled_loop('prompt_lookup', verification.speculative_sampling, 1)

@@ -19,7 +19,7 @@ from tests.contracts.table_of_models import (
 )
 
 B, H, GROUP, T, D, S = 3, 2, 3, 4, 8, 700
-SIZE = attention.block_size(S)
+SIZE = attention.block_size(S, 256)
 # In the first block, across two, and in the last, which begins where it fits.
 LENGTHS = (3, 254, 690)
 TREE = base.Tree((0, 0, 1))
@@ -118,6 +118,23 @@ def test_who_sees_nothing_gets_numbers_and_nan_stays_nan():
   assert np.argwhere(found).tolist() == [[1, 2]]
 
 
+@pytest.mark.parametrize(
+  ('capacity', 'with_loop'),
+  [(512, ''), (513, 'cpu'), (1024, 'cpu'), (1025, 'cpu cuda tpu')],
+)
+def test_a_loop_pays_for_smaller_caches_on_cpus(capacity, with_loop):
+  """Programs for other platforms than this one are lowered alike."""
+  queries, cache = jnp.ones((1, 2, 1, D)), jnp.ones((1, 2, capacity, D))
+  mask = jnp.ones((1, 1, capacity), bool)
+  traced = attend.trace(queries, cache, cache, mask, used_only=True)
+  texts = {
+    name: traced.lower(lowering_platforms=(name,)).as_text()
+    for name in ('cpu', 'cuda', 'tpu')
+  }
+  found = [name for name, text in texts.items() if 'stablehlo.while' in text]
+  assert found == with_loop.split()
+
+
 def logits_of(name: str, *, row: int | None = None):
   """Logits of a text and of a tree behind prompts, or behind one alone."""
   model, params = compiled(name)
@@ -139,7 +156,7 @@ def test_every_model_reads_blocks(name, monkeypatch):
   # Blocks of three entries, the last of which overlap: 16 is no multiple.
   for size in (3, 5):
     monkeypatch.setattr(
-      attention, 'block_size', lambda capacity, size=size: size
+      attention, 'block_size', lambda capacity, least, size=size: size
     )
     jax.clear_caches()
     compiled.cache_clear()

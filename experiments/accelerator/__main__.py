@@ -25,23 +25,31 @@ from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DraftModel, PromptLookup
+from specdec_jax.assembly.drafters import (
+  DrafterChoice,
+  DraftModel,
+  PromptLookup,
+  Quantized,
+)
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Prompt
 from specdec_jax.measure import iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
-from specdec_jax.models import presets
+from specdec_jax.models import presets, quantized
 from specdec_jax.theory import planner
 from specdec_jax.theory.costs import Costs
 
 MODULE = 'experiments.accelerator'
-# A target, and after a slash its draft model; without one, prompt lookup.
+# A target, as the integers after an @, and after a slash its draft model or
+# the bits in which it drafts for itself; without a slash, prompt lookup.
 PAIRS = (
   'random:t5_1_1_xxl/random:t5_1_1_small',
   'random:t5_1_1_xxl/random:t5_1_1_base',
   'random:t5_1_1_xxl/random:t5_1_1_large',
   'smollm2-135m',
+  'random:llama_3_1_8b/4bits',
+  'random:llama_3_1_8b@int8',
 )
 # Positions of the target calls that are timed.
 WIDTHS = (1, 2, 4, 8, 16)
@@ -113,14 +121,17 @@ def cache_table(args: argparse.Namespace) -> Table:
 def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
   """Target and drafter, with acceptance by decree, and rows without an end."""
   target, _, draft = pair.partition('/')
+  target, _, weights = target.partition('@')
   model = functools.partial(Model, dtype=dtype or args.dtype)
   gamma = WIDTHS[-1] - 1
-  drafter = (
-    DraftModel(model=model(checkpoint=draft), gamma=gamma)
-    if draft
-    else PromptLookup(gamma=gamma)
+  drafter: DrafterChoice = PromptLookup(gamma=gamma)
+  if found := re.fullmatch(r'(\d)bits', draft):
+    drafter = Quantized(bits=int(found[1]), gamma=gamma)
+  elif draft:
+    drafter = DraftModel(model=model(checkpoint=draft), gamma=gamma)
+  decoder = decoder_lib.build(
+    model(checkpoint=target, weights=weights or None), drafter=drafter
   )
-  decoder = decoder_lib.build(model(checkpoint=target), drafter=drafter)
   rule = functools.partial(simulated_acceptance, alpha=args.alpha)
   method = dataclasses.replace(decoder.method, verify_fn=rule, eos_id=(-1,))
   return dataclasses.replace(decoder, method=method)
@@ -211,7 +222,8 @@ def _prompt(
 
 
 def _num_bytes(tree: Any) -> int:
-  return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+  leaves = jax.tree.leaves(tree)
+  return sum(quantized.num_bytes(leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -222,8 +234,8 @@ def _parser() -> argparse.ArgumentParser:
     '--pairs',
     type=lambda text: text.split(','),
     default=list(PAIRS),
-    help='TARGET or TARGET/DRAFT_MODEL, with commas between '
-    f'(default: {",".join(PAIRS)})',
+    help='TARGET, TARGET@int8, TARGET/DRAFT_MODEL or TARGET/4bits, with commas '
+    f'between (default: {",".join(PAIRS)})',
   )
   parser.add_argument(
     '--batch_sizes', type=common.numbers, default=[1, 4, 16, 64]

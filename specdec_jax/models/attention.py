@@ -11,6 +11,10 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
 
+# The least that is read of a large cache at a time. Elsewhere a round of a loop
+# takes longer than to read some entries more.
+_LEAST_ON_CPUS, _LEAST = 256, 512
+
 
 def placed(
   lengths: Array,
@@ -132,26 +136,36 @@ def attend(
     mixed = product('bhqs,bhsd->bhqd', weights, values)
     return mixed.reshape(batch, num_heads, group, num_queries, head_dim)
 
-  # Of two blocks half is the most that could be left out.
-  is_large = capacity > 2 * block_size(capacity)
-  if used_only and is_large and score_dtype == jnp.float32:
-    shape = batch, num_heads, group, num_queries
-    mixed = _in_blocks(shape, scores_of, mix, keys, values, mask, bias)
-  else:
+  def whole() -> Array:
     weights = jax.nn.softmax(scores_of(keys, mask, bias), axis=-1)
     if dropout is not None:
       of_queries = (batch, num_query_heads, num_queries, capacity)
       weights = dropout(weights.reshape(of_queries)).reshape(weights.shape)
-    mixed = mix(weights, values)
+    return mix(weights, values)
+
+  def used(size: int) -> Array:
+    shape = batch, num_heads, group, num_queries
+    # Of two blocks half is the most that could be left out.
+    if capacity <= 2 * size:
+      return whole()
+    return _in_blocks(shape, scores_of, mix, keys, values, mask, bias, size)
+
+  on_cpus, size = (block_size(capacity, n) for n in (_LEAST_ON_CPUS, _LEAST))
+  if used_only and score_dtype == jnp.float32 and capacity > 2 * on_cpus:
+    mixed = jax.lax.platform_dependent(
+      cpu=lambda: used(on_cpus), default=lambda: used(size)
+    )
+  else:
+    mixed = whole()
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)
 
 
-def block_size(capacity: int) -> int:
+def block_size(capacity: int, least: int) -> int:
   """How many entries of a cache `attend` reads at a time: a sixteenth or so, a
-  multiple of 128 as TPUs lay them out, and no less than 256."""
-  return max(256, 128 * -(-capacity // 2048))
+  multiple of 128 as TPUs lay them out, and no less than `least`."""
+  return max(least, 128 * -(-capacity // 2048))
 
 
 def _in_blocks(
@@ -162,6 +176,7 @@ def _in_blocks(
   values: Array,
   mask: Array,
   bias: Array | None,
+  size: int,
 ) -> Array:
   """`mix(softmax(scores_of(keys, mask, bias)), values)`, of the blocks from the
   first to the last that any query may look at, with a running softmax (Milakov
@@ -174,7 +189,6 @@ def _in_blocks(
   # A cache of 600 in blocks of 256: entries 0 to 255, 256 to 511, and 512 to
   # 599 among the last 256.
   capacity = values.shape[2]
-  size = block_size(capacity)
   entries = jnp.arange(capacity, dtype=jnp.int32)[None, None]
   first = jnp.min(jnp.where(mask, entries, capacity)) // size
   end = -(-jnp.max(jnp.where(mask, entries + 1, 0)) // size)

@@ -175,10 +175,12 @@ def price(
   programs: Sequence[tuple[Any, float]],
   chip: Chip,
   num_partitions: Sequence[int],
+  context: float = math.inf,
 ) -> list[ProgramCost]:
   """The costs of programs of `compile_all`, on one scale; `num_partitions` says
-  of each how many chips take part in its collectives."""
-  costs = [hlo.Program(each.as_text()).cost() for each, _ in programs]
+  of each how many chips take part in its collectives, and `context` how many
+  entries of a cache its longest row has, infinity for a full cache."""
+  costs = [hlo.Program(each.as_text(), context).cost() for each, _ in programs]
   # What the compiler expects of the least instructions, in any of them: the
   # cheapest tenth, as dearer ones wait for memory or multiply.
   small = [cycles for cost in costs for cycles in cost.small_cycles]
