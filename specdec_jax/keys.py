@@ -1,12 +1,12 @@
-"""Random streams: each row its own, each iteration fresh.
+"""Random streams: one per row, with fresh keys for each iteration.
 
 A row's draws depend on `(rng_key, row_id, committed length)` alone, so they are
 the same whatever batch, padding or mesh the row is in. An iteration is keyed by
 the length it starts from. Keying draws by absolute token position instead would
 bias block verification, whose accepted length depends on later draws.
 
-All streams are threefry's, whatever kind of key they begin with: what JAX draws
-for a batch of `rbg` or `unsafe_rbg` keys depends on the first of them alone.
+All streams use threefry, whatever kind of key they start from: for a batch of
+`rbg` or `unsafe_rbg` keys, JAX's draws depend on the first key alone.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ _THREEFRY = 'threefry2x32'
 
 
 def threefry(keys: Array) -> Array:
-  """Threefry keys from keys of any kind, in the same shape.
+  """Converts keys of any kind to threefry keys of the same shape.
 
-  Threefry's own stay as they are. `rbg` makes, splits and folds its keys as
-  threefry does, and holds the words of each twice: they become the key that
-  threefry has there. Keys of two different halves are folded into one. Raw keys
-  are uint32, `[..., 2]` for threefry and `[..., 4]` for the other kinds;
-  ValueError for other words.
+  Threefry keys stay as they are. `rbg` makes, splits and folds keys as threefry
+  does and stores the two words twice: [a, b, a, b] becomes threefry's [a, b].
+  If the halves differ, the second is folded into the first. Raw keys are
+  uint32, `[..., 2]` for threefry and `[..., 4]` for the other kinds. Raises
+  ValueError for any other dtype or number of words.
   """
   is_typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
   words = jax.random.key_data(keys) if is_typed else jnp.asarray(keys)
@@ -44,7 +44,7 @@ def threefry(keys: Array) -> Array:
 
 
 def _fold(first: Array, second: Array) -> Array:
-  """The words `[..., 2]` of keys, with two further words folded into each."""
+  """Folds both words of `second[..., 2]` into the keys `first[..., 2]`."""
 
   def fold(words: Array, more: Array) -> Array:
     key = jax.random.wrap_key_data(words, impl=_THREEFRY)
@@ -56,8 +56,8 @@ def _fold(first: Array, second: Array) -> Array:
 
 
 def row_keys(rng_key: Array, row_ids: Array) -> Array:
-  """Keys `[B]` from one key of any kind and int32 row ids `[B]`; keys `[B]` are
-  the rows' own already. ValueError for another number of keys."""
+  """Derives keys `[B]` from one key of any kind and int32 row ids `[B]`; given
+  B keys, returns those. Raises ValueError for another number of keys."""
   rng_key = threefry(rng_key)
   if rng_key.shape == row_ids.shape:
     return rng_key
@@ -69,18 +69,20 @@ def row_keys(rng_key: Array, row_ids: Array) -> Array:
 
 
 def iteration_keys(row_keys: Array, lengths: Array) -> tuple[Array, Array]:
-  """Keys `[B]` for drafting and for verifying, from committed lengths `[B]`."""
+  """Derives keys `[B]` for drafting, and `[B]` for verifying, from committed
+  lengths int32 `[B]`."""
   keys = jax.vmap(jax.random.fold_in)(threefry(row_keys), lengths)
   draft, verify = split(keys, 2)
   return draft, verify
 
 
 def split(row_keys: Array, count: int) -> Array:
-  """Keys `[count, B]` from keys `[B]`."""
+  """Splits keys `[B]` into `[count, B]`."""
   each = lambda key: jax.random.split(key, count)
   return jax.vmap(each, out_axes=1)(threefry(row_keys))
 
 
 def draw(draw_fn: Callable[[Array], Any], row_keys: Array) -> Any:
-  """`draw_fn` of each row's own key, stacked: any tree of `[B, ...]`."""
+  """Calls `draw_fn` with each row's key and stacks the results, any pytree of
+  arrays, to `[B, ...]`."""
   return jax.vmap(draw_fn)(threefry(row_keys))

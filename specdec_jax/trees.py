@@ -1,7 +1,8 @@
-"""The arithmetic of draft trees: depths, levels, ancestors, and what each node
-sees of a cache.
+"""Arithmetic of draft trees: depths, levels, ancestors, and attention masks.
 
 A `base.Tree` is static: all but `placement`, `path_of` and `line_of` is numpy.
+Examples are of the parents (0, 0, 1): the root 0 has children 1 and 2, and node
+1 has child 3.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from specdec_jax.base import Array, Placement, Tree
 
 
 def check(tree: Tree) -> None:
-  """Raises ValueError unless nodes are breadth-first and parents come first."""
+  """Raises ValueError unless nodes are in breadth-first order after a root."""
   parents = tree.parents
   if not parents:
     raise ValueError('a draft tree needs at least one node')
@@ -29,7 +30,8 @@ def check(tree: Tree) -> None:
 
 
 def depths(tree: Tree) -> np.ndarray:
-  """int32 `[N + 1]`: how far each node is from the root, which has 0."""
+  """Returns each node's distance from the root, int32 `[N + 1]`: [0, 1, 1, 2]
+  in the example."""
   found = [0]
   for parent in tree.parents:
     found.append(found[parent] + 1)
@@ -37,19 +39,19 @@ def depths(tree: Tree) -> np.ndarray:
 
 
 def depth(tree: Tree) -> int:
-  """D: the most tokens that one target call can accept."""
+  """Returns D, the most drafted tokens one target call can accept."""
   return int(depths(tree)[-1])
 
 
 def levels(tree: Tree) -> list[range]:
-  """The nodes of each depth, 1 to D."""
+  """Lists the nodes of each depth 1 .. D: [range(1, 3), range(3, 4)]."""
   by_depth = depths(tree)
   edges = np.searchsorted(by_depth, np.arange(1, by_depth[-1] + 2))
   return [range(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def ranks(tree: Tree) -> np.ndarray:
-  """int32 `[N + 1]`: how many siblings stand before each node, the root too."""
+  """Counts each node's elder siblings, int32 `[N + 1]`: [0, 0, 1, 0]."""
   seen: dict[int, int] = {}
   found = [0]
   for parent in tree.parents:
@@ -59,7 +61,8 @@ def ranks(tree: Tree) -> np.ndarray:
 
 
 def ancestors(tree: Tree) -> np.ndarray:
-  """bool `[N + 1, N + 1]`: whether node j is node i or one above it."""
+  """Tells whether node j is node i or above it, bool `[N + 1, N + 1]`."""
+  # Row 3 is [1, 1, 0, 1]: node 3 descends from the root and node 1.
   num_nodes = len(tree.parents) + 1
   found = np.eye(num_nodes, dtype=bool)
   for i, parent in enumerate(tree.parents, start=1):
@@ -70,15 +73,19 @@ def ancestors(tree: Tree) -> np.ndarray:
 def placement(
   tree: Tree, nodes: range, starts: Array, capacity: int
 ) -> Placement:
-  """Of T consecutive nodes, which are written at `starts + nodes` in a cache of
-  S entries (`capacity`) that holds the nodes before them; int32 `starts[b]` is
-  the root's entry and its position."""
+  """Places T consecutive nodes, which are written at entries `starts + nodes`.
+
+  The cache has S entries (`capacity`) and holds the nodes before them; int32
+  `starts[b]` is the entry of the root and also its position.
+  """
   by_depth = depths(tree)
   entries = jnp.arange(capacity, dtype=jnp.int32)[None, :]
-  # The node that an entry holds: below 0 it is text before the root. What is
-  # known of a node is computed: a TPU looks up one entry after the other.
+  # The node in each entry: with the root at 5, entries 4, 5, 8 hold text (-1)
+  # and nodes 0 and 3. Facts about nodes are computed, not gathered: a TPU looks
+  # entries up one by one.
   held = entries - starts[:, None]
   begins = np.array([level.start for level in levels(tree)], np.int32)
+  # Depths begin at nodes 1 and 3: node 2 has passed one of them, so depth 1.
   depth_held = jnp.sum(
     held[:, :, None] >= begins[None, None], axis=2, dtype=jnp.int32
   )
@@ -86,7 +93,8 @@ def placement(
   sees = ancestors(tree)[nodes.start : nodes.stop, : nodes.stop]
   mask = (held < 0)[:, None, :]
   for first in range(0, nodes.stop, 32):
-    # Bit i of a row is whether it sees node `first + i`.
+    # Bit i of a row tells whether it sees node `first + i`: node 3 sees nodes
+    # 0, 1, 3, which is 0b1011. Shifted right by 2 it is odd only if it sees 2.
     seen = sees[:, first : first + 32]
     bits = seen @ (1 << np.arange(seen.shape[1], dtype=np.uint64))
     bit = held - first
@@ -102,14 +110,15 @@ def placement(
 
 
 def path_of(tree: Tree, nodes: Array) -> Array:
-  """The path from the root to int32 `[B]` nodes: int32 `[B, D]`, the node at
-  depths 1 to D, 0 beyond the node itself."""
+  """Returns the paths from the root to int32 `[B]` nodes: int32 `[B, D]`, the
+  node at each depth 1 .. D, 0 beyond the node: [1, 3] for 3, [2, 0] for 2."""
   return jnp.take(jnp.asarray(_paths(tree)), nodes, axis=0)
 
 
 def line_of(tree: Tree, nodes: Array) -> Array:
-  """`path_of`, prolonged by first children as far as there are any: the chain
-  that stands for a tree of which one path was taken."""
+  """Extends `path_of` by first children while there are any: the chain that
+  stands for a tree whose path to a node was accepted."""
+  # From nodes 0 and 1 the line is [1, 3]; node 2 has no child: [2, 0].
   first: dict[int, int] = {}
   for i, parent in enumerate(tree.parents, start=1):
     first.setdefault(parent, i)
@@ -123,7 +132,8 @@ def line_of(tree: Tree, nodes: Array) -> Array:
 
 
 def _paths(tree: Tree) -> np.ndarray:
-  """int32 `[N + 1, D]`, the path to each node; see `path_of`."""
+  """Tabulates the paths to all nodes, int32 `[N + 1, D]`; see `path_of`."""
+  # [[0, 0], [1, 0], [2, 0], [1, 3]]
   by_depth = depths(tree)
   table = np.zeros((len(by_depth), int(by_depth[-1])), np.int32)
   for i, parent in enumerate(tree.parents, start=1):

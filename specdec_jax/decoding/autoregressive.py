@@ -1,4 +1,4 @@
-"""Plain decoding, one token a target call: the baseline and the reference."""
+"""Plain decoding, one token per target call: the baseline and the reference."""
 
 import dataclasses
 
@@ -21,11 +21,11 @@ def generate(
   method: Method,
   max_len: int,
 ) -> DecodeOutput:
-  """Decodes every row of `prompt` until EOS or its limit; jit it whole.
+  """Decodes every row of `prompt` until EOS or its limit; jit the whole call.
 
-  It draws from the same streams as speculative decoding, so that a speculative
-  decode with empty drafts gives the same tokens. Arguments and errors are those
-  of `speculative.generate`; the drafter, its params and the rule are not read.
+  Draws from the same streams as speculative decoding, so that a speculative
+  decode with empty drafts gives the same tokens. Arguments and errors are as in
+  `speculative.generate`; the drafter, its params and the rule are not read.
   """
   state = init(params, rng_key, prompt, method=method, max_len=max_len)
   return output(run(params, state, method=method))
@@ -39,14 +39,14 @@ def init(
   method: Method,
   max_len: int,
 ) -> DecodeState:
-  """Encoder pass and prefill; see `generate`."""
+  """Runs the encoder and prefills the target; see `generate`."""
   prompt = state_lib.checked(prompt, max_len)
   cache = method.target.init(params.target, prompt, max_len + 1)
   return state_lib.init(rng_key, prompt, cache, (), gamma=0, max_len=max_len)
 
 
 def run(params: Params, state: DecodeState, *, method: Method) -> DecodeState:
-  """Iterates until every row is done, in one `lax.while_loop`."""
+  """Decodes until every row is done, in one `lax.while_loop`."""
   target = method.target
 
   def iterate(state: DecodeState) -> DecodeState:

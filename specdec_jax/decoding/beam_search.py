@@ -1,9 +1,8 @@
 """Beam search with T5X's semantics, the baseline of many seq2seq results.
 
 Length normalisation is that of Wu et al. (https://arxiv.org/abs/1609.08144,
-Eq. 14); finished and live sequences are kept apart, as in T5X. `advance` is the
-search's decision, whoever computed the logits: the loop is
-`contrib.speculative_beams`'.
+Eq. 14); finished and live sequences are kept apart, as in T5X. `advance` makes
+one step from given logits; the loop is in `contrib.speculative_beams`.
 """
 
 import dataclasses
@@ -20,26 +19,24 @@ from specdec_jax.decoding.state import EosId
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.logits import mask_padding
 
-# The log-probability of a beam that does not exist, T5X's number for it.
+# The log-probability of a beam that does not exist, as in T5X.
 NOTHING = -1.0e7
 
 
 @base.value
 class BeamOutput:
-  """The best sequences of every row, the best of them last.
+  """The K best sequences of every row, in ascending order.
 
   Attributes:
     tokens: int32 `[B, K, S]`, prompt included, 0 beyond `lengths`.
     lengths: int32 `[B, K]`; 0 where fewer than K sequences finished.
     scores: float32 `[B, K]`, ascending: the log-probability of what follows the
       prompt, divided by `brevity_penalty`. A row in which no sequence reached
-      EOS gives its live ones instead, with plain log-probabilities.
+      EOS returns its live ones, with plain log-probabilities.
     is_finished: bool `[B, K]`, whether the sequence ends with EOS.
-    has_nan: bool `[B]`: the model returned logits that are not numbers, and the
-      row was stopped.
-    statistics: counters, of which `num_tokens`, of the best sequence, and
-      `num_target_runs` count; of a speculative search those of drafts as well,
-      a level of the draft being a token.
+    has_nan: bool `[B]`, whether the row stopped because of NaN logits.
+    statistics: counters. `num_tokens` is of the best sequence; in those of
+      drafts, which a speculative search has, a level counts as a token.
   """
 
   tokens: Array
@@ -52,7 +49,7 @@ class BeamOutput:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """What a search goes by, static; see `speculative_beams.generate`."""
+  """The static settings of a search; see `speculative_beams.generate`."""
 
   num_beams: int
   alpha: float
@@ -62,11 +59,11 @@ class Rules:
 
 @base.value
 class Search:
-  """Where a search stands; live sequences have one length a row.
+  """The state of a search; a row's live sequences have one length.
 
   `processors` are the prompt's, if any, and `starts` int32 `[B]` its lengths;
   `live` is `[B, K, S]` tokens and `live_log_probs` `[B, K]`, `lengths`,
-  `max_lengths`, `is_active` and `has_nan` are `[B]`, `finished*` as in
+  `max_lengths`, `is_active` and `has_nan` are `[B]`, `finished*` are as in
   `BeamOutput`.
   """
 
@@ -90,7 +87,7 @@ def checked_rules(
   eos_id: EosId,
   vocab_size: int | None,
 ) -> Rules:
-  """The rules of a search; ValueError if a number is out of range."""
+  """Makes the rules of a search; ValueError if a number is out of range."""
   if num_beams < 1:
     raise ValueError(f'num_beams must be at least 1, got {num_beams}')
   if not 0 <= alpha < float('inf'):
@@ -104,12 +101,12 @@ def checked_rules(
 
 
 def brevity_penalty(alpha: float, lengths: Array) -> Array:
-  """`((5 + length) / 6) ** alpha`; the start token does not count."""
+  """Computes `((5 + length) / 6) ** alpha`, the start token not counted."""
   return ((5.0 + lengths.astype(jnp.float32)) / 6.0) ** alpha
 
 
 def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
-  """One live beam a row, which holds the prompt, in int32."""
+  """Starts a search with one live beam per row, the prompt in int32."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if prompt.grammar is not None:
     raise ValueError('a beam search takes no grammar (regex, json_schema)')
@@ -134,7 +131,7 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
 
 
 def last_tokens(sequences: Array, lengths: Array) -> Array:
-  """The last of each live sequence: `[B, K, S]` and int32 `[B]` to `[B, K]`."""
+  """Picks each live sequence's last token: `[B, K, S]`, `[B]` to `[B, K]`."""
   last = jnp.broadcast_to(lengths[:, None] - 1, sequences.shape[:2])
   return arrays.pick(sequences, last)
 
@@ -142,15 +139,14 @@ def last_tokens(sequences: Array, lengths: Array) -> Array:
 def advance(
   search: Search, logits: Array, is_due: Array, rules: Rules
 ) -> tuple[Search, Array, Array]:
-  """The search's decision: every live sequence by one token, from logits,
-  float32 `[B, K, V]`, of what follows each; only of the active rows that are
-  due, bool `[B]`.
+  """Extends the live sequences of the rows that are due, active ones, bool
+  `[B]`, by one token, from logits float32 `[B, K, V]` after each sequence.
 
   Returns:
-    The search after it; int32 `[B, K]`, which sequence each live one continues;
-    and bool `[B]`, the rows that decided: those that are due and met no NaN.
+    The search after it; int32 `[B, K]`, the sequence that each live one
+    continues; and bool `[B]`, the rows that advanced: due and without NaN.
   """
-  # Padding keeps its share, as in T5X, so that scores are the model's own.
+  # Masked after the softmax, as in T5X: scores are the model's own.
   log_probs = mask_padding(rules.vocab_size)(jax.nn.log_softmax(logits))
   log_probs = _processed(search, log_probs)
   log_probs = search.live_log_probs[:, :, None] + log_probs
@@ -172,8 +168,8 @@ def advance(
 
 
 def _processed(search: Search, log_probs: Array) -> Array:
-  """Log-probabilities `[B, K, V]` after each live sequence, processed, and not
-  normalised again, as in transformers."""
+  """Applies the processors to log-probabilities `[B, K, V]` after each live
+  sequence, without normalising again, as in transformers."""
   if search.processors is None:
     return log_probs
   num_beams = log_probs.shape[1]
@@ -191,10 +187,11 @@ def _processed(search: Search, log_probs: Array) -> Array:
 def _decide(
   search: Search, log_probs: Array, rules: Rules
 ) -> tuple[Search, Array]:
-  """What the best of `log_probs[B, K, V]`, of whole sequences, make of it, and
-  the parents of the new live sequences."""
+  """Advances the search by the best of `log_probs[B, K, V]`, those of whole
+  sequences; also returns the parents of the new live sequences."""
   num_beams, num_ids = log_probs.shape[1:]
-  # Of the best, as many can have ended as there are beams and ids of EOS.
+  # Each beam may end in each EOS id: 2 beams and 1 EOS need the best 4, so that
+  # 2 remain live whatever ends. Entry 7 of 2 x 5 is beam 1 with token 2.
   num_candidates = num_beams * min(
     1 + len(rules.eos_ids), num_ids, rules.vocab_size
   )
@@ -235,8 +232,8 @@ def _decide(
 
 
 def _can_improve(search: Search, alpha: float) -> Array:
-  """bool `[B]`: whether a row has room, and a live sequence that could yet beat
-  the worst finished one."""
+  """Tells, bool `[B]`, whether a row has room and a live sequence could still
+  beat the worst finished one."""
   # Penalties grow with length, so no descendant can score above this.
   bound = search.live_log_probs[:, -1] / brevity_penalty(
     alpha, search.max_lengths
@@ -247,8 +244,8 @@ def _can_improve(search: Search, alpha: float) -> Array:
 
 
 def output(search: Search, starts: Array, counts: Statistics) -> BeamOutput:
-  """Finished sequences, or the live ones of rows that have none; `counts`,
-  without tokens, and with those of the best sequence behind `starts`."""
+  """Returns the finished sequences, or the live ones of rows without any;
+  `counts` gain the tokens of the best sequence after `starts`."""
   is_finished = search.finished_lengths > 0
   use_live = ~jnp.any(is_finished, axis=1)[:, None]
   lengths = jnp.where(
@@ -268,13 +265,13 @@ def output(search: Search, starts: Array, counts: Statistics) -> BeamOutput:
 
 
 def _append(sequences: Array, tokens: Array, lengths: Array) -> Array:
-  """`sequences[B, N, S]` with `tokens[B, N]` at positions `lengths[B]`."""
+  """Puts `tokens[B, N]` at positions `lengths[B]` of `sequences[B, N, S]`."""
   positions = jnp.arange(sequences.shape[2], dtype=lengths.dtype)
   is_new = (positions[None, :] == lengths[:, None])[:, None, :]
   return jnp.where(is_new, tokens[:, :, None], sequences)
 
 
 def _best_last(scores: Array, count: int) -> tuple[Array, Array]:
-  """The `count` best of `[B, N]` and where they stand, ascending."""
+  """Finds the `count` best of `[B, N]`, ascending, and their indices."""
   best, indices = jax.lax.top_k(scores, count)
   return best[:, ::-1], indices[:, ::-1]

@@ -1,4 +1,4 @@
-"""A way of decoding, as one value: what the loops and all around them take."""
+"""A way of decoding as one value, which every loop and its callers take."""
 
 import dataclasses
 
@@ -13,13 +13,13 @@ _NOBODY = none()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """Who drafts, who judges and by which rule; plain decoding by default.
+  """The target, the drafter and the rule; plain decoding without a drafter.
 
   Attributes:
     target: the model whose distribution or argmax the output has.
-    drafter: the source of guesses; it changes the speed, not the distribution.
-    verify_fn: the acceptance rule.
-    logits_to_probs: how the target is sampled; the drafter's is its own.
+    drafter: the source of drafts; it changes the speed, not the distribution.
+    verify_fn: the verification rule.
+    logits_to_probs: how the target is sampled; a drafter has its own.
     eos_id: ends a row once committed; a tuple lists several, -1 none.
   """
 
@@ -31,6 +31,6 @@ class Method:
 
   @property
   def depth(self) -> int:
-    """The most drafted tokens that one iteration can accept."""
+    """The most drafted tokens that one iteration can accept: gamma or D."""
     tree = self.drafter.tree
     return self.drafter.gamma if tree is None else trees.depth(tree)

@@ -1,5 +1,5 @@
-"""A method's programs: what is compiled, for which shapes, where its results
-lie and what it may overwrite, in one place for every entry point."""
+"""A method's compiled programs, in one place for every entry point: their
+shapes, the shardings of their results and the buffers they donate."""
 
 import dataclasses
 import functools
@@ -22,10 +22,10 @@ from specdec_jax.decoding.state import DecodeOutput, DecodeState
 
 
 class Part(NamedTuple):
-  """One program, to be compiled ahead of its first call.
+  """One program, which can be compiled ahead of its first call.
 
   Attributes:
-    jitted: the function, which knows what it may overwrite.
+    jitted: the jitted function, with its donated arguments.
     args: what it is lowered for: arrays, or shapes with their shardings.
   """
 
@@ -33,12 +33,12 @@ class Part(NamedTuple):
   args: tuple[Any, ...]
 
   def lower(self, *args: Any) -> jax.stages.Lowered:
-    """Lowers it for `args`, by default its own."""
+    """Lowers the program for `args`, by default its own."""
     return self.jitted.lower(*(args or self.args))
 
   def compile(self, *args: Any) -> tuple[jax.stages.Compiled, float]:
-    """Compiles it for `args`, by default its own, in so many seconds, which a
-    persistent compilation cache shortens."""
+    """Compiles the program for `args`, by default its own, and returns the
+    seconds that took, which a persistent compilation cache shortens."""
     started = time.perf_counter()
     compiled = self.lower(*args).compile()
     return compiled, time.perf_counter() - started
@@ -53,7 +53,7 @@ class Refill(NamedTuple):
     replace: `(state[B], fresh[N], sources[B]) -> state[B]`, in place.
     run: `(params, state[B], num_done) -> (state[B], output)`, in place.
     batch_size: B, rows decoded at once.
-    refill_size: N, rows put in at once, at most B.
+    refill_size: N, rows replaced at once, at most B.
   """
 
   init: Callable[[Params, Any, Prompt], DecodeState]
@@ -66,8 +66,8 @@ class Refill(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-  """The programs of a method for batches of one shape; each part is compiled by
-  itself, and only if it is asked for.
+  """The programs of a method for batches of one shape. Each part is compiled by
+  itself, on demand.
 
   Attributes:
     method: what is compiled.
@@ -75,9 +75,9 @@ class Program:
     prompt: any of the batches, or its shapes.
     rng_key: keys of the rows, or their shape; None is one key for all.
     max_len: as for `speculative.generate`.
-    places: where a state lies, as one sharding for all its arrays, or as a
-      function from their shapes to theirs; None leaves it to the compiler,
-      which may return a state that it would not take.
+    places: a state's sharding, one for all its arrays, or a function from their
+      shapes to theirs. None leaves it to the compiler, which may then return a
+      state with other shardings than it accepts.
     is_plain: whether `autoregressive` decodes, whatever the method drafts.
   """
 
@@ -95,7 +95,7 @@ class Program:
     shapes = jax.eval_shape(self._init, self.params, self._key, self.prompt)
     if self.places is None:
       return shapes
-    # One sharding is that of a whole tree, as in `out_shardings`.
+    # A single sharding is a prefix of the pytree: it holds for all its arrays.
     put = lambda place, tree: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree
     )
@@ -118,7 +118,7 @@ class Program:
   @property
   def read_on(self) -> Part:
     """`(params, rng_key, whole_prompt, state) -> (state, num_fed)`, in place,
-    for prompts as wide as the state's buffer."""
+    for prompts as wide as the state's buffer; see `reading.read_on`."""
     tokens = self.state.context.tokens
     prompt = dataclasses.replace(self.prompt, decoder_tokens=tokens)
     jitted = jax.jit(
@@ -129,22 +129,23 @@ class Program:
     return Part(jitted, (self.params, self._key, prompt, self.state))
 
   def step(self, show: Callable[[StepInfo], Any] = lambda info: None) -> Part:
-    """`(params, state) -> (state, shown)`, one iteration, in place; `show` says
-    what the host is to see of it."""
+    """`(params, state) -> (state, shown)`: one iteration, in place. `show`
+    picks what the host sees of it."""
     places = self._shardings(self.state), None
     step = self._step(show)
     jitted = jax.jit(step, donate_argnums=1, out_shardings=places)
     return Part(jitted, (self.params, self.state))
 
   def stepwise(self, show: Callable[[StepInfo], Any]) -> tuple[Part, Part]:
-    """What makes iterations, and what takes part of the last one back.
+    """Returns the program that iterates and the one that undoes part of the
+    last iteration, both in place.
 
-    The first is `(params, state, count) -> (state, output, shown)`, until every
-    row is done, but at most `count` iterations; `show` says what the host is to
-    see of the last. The second is `state.truncate`, with the draft and the
-    verification that `show` has. Both are in place.
+    The first is `(params, state, count) -> (state, output, shown)`: at most
+    `count` iterations, fewer if every row is done; `show` picks what the host
+    sees of the last. The second is `state.truncate`, with the draft and the
+    verification that `show` picks.
     """
-    step = jax.jit(self._step(show), inline=True)  # It is traced once.
+    step = jax.jit(self._step(show), inline=True)  # Traced once for two uses.
     shown = jax.eval_shape(step, self.params, self.state)[1]
 
     def iterate(params: Params, state: DecodeState, count: Any) -> Any:
@@ -178,16 +179,16 @@ class Program:
 
   @property
   def run(self) -> Part:
-    """`(params, state) -> state`, to the end of every row; the state that it is
-    given stays as it is, so that it can be run again."""
+    """`(params, state) -> state`, until every row is done. The given state is
+    not donated, so that it can be run again."""
     return Part(jax.jit(self._run), (self.params, self.state))
 
   def refill(self, batch_size: int, output_sharding: Any = None) -> Refill:
-    """Programs of a batch of `batch_size` rows, of which as many as `prompt`
-    has are replaced at once: more wait for more rows to finish, and fill them
-    with fewer prefills. Each is compiled when it is first called. Results go to
-    `output_sharding`, so that this process can read them. ValueError if
-    `prompt` has more rows than the batch.
+    """Returns the programs of a batch of `batch_size` rows in which finished
+    rows are replaced, as many at once as `prompt` has: more mean fewer
+    prefills, but rows wait longer for them. Each is compiled at its first call.
+    Results have `output_sharding`, so that this process can read them. Raises
+    ValueError if `prompt` has more rows than the batch.
     """
     num_fresh = self.prompt.decoder_lengths.shape[0]
     if num_fresh > batch_size:
@@ -210,7 +211,7 @@ class Program:
     places = self._shardings(jax.eval_shape(idle, fresh))
     return Refill(
       init=jax.jit(init),
-      # Stated, not inferred: a program compiles again for other places.
+      # Stated, not inferred: for other shardings a program compiles again.
       idle=jax.jit(idle, out_shardings=places),
       replace=jax.jit(
         refill.replace_rows, donate_argnums=0, out_shardings=places

@@ -1,8 +1,8 @@
-"""More text behind what rows hold already: the next turn of a conversation.
+"""Prefilling from the caches of an earlier decode: the next turn of a
+conversation.
 
-A prefill begins with an empty cache. These functions begin with the caches of
-an earlier decode and feed what is new of the text, a block at a time, in one
-compiled program whatever its length.
+Only the new part of the text is fed, block by block, in one compiled program
+whatever its length.
 """
 
 import functools
@@ -16,8 +16,8 @@ from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 
-# Tokens of a block, where the drafter does not say how many: on a CPU, wider
-# ones cost as much per token.
+# Tokens per block, unless the drafter limits it: on a CPU, wider blocks cost as
+# much per token.
 _WIDTH = 32
 
 
@@ -29,18 +29,17 @@ def read_on(
   *,
   method: Method,
 ) -> tuple[DecodeState, Array]:
-  """What `speculative.init` makes of a prompt, with the caches of `state`.
-
-  What a row's prompt and `state` have in common is not fed again, but for the
-  tokens that a drafter with a memory has not taken in yet, `method.depth + 1`
-  at most. The target is rewound to there, which may be further back than the
-  last call that `LanguageModel.rewind` promises: every network with a cache of
-  keys and values can do so, a recurrent one cannot.
+  """Does what `speculative.init` does, from the caches of `state`.
 
   The prompt, of a decoder-only model, is the whole text, as wide as the buffer
-  of `state`, which is at any point of its decode. Returns the new state, and
-  int32 `[B]`, how many positions of each row were fed: what is new, in whole
-  blocks.
+  of `state`, which may be at any point of its decode. The prefix shared by a
+  row's prompt and `state` is not fed again, except up to `method.depth + 1`
+  tokens that a drafter with a memory has not read yet. The target is rewound to
+  there, possibly further than its last call, as caches of keys and values
+  allow, but a recurrent network does not.
+
+  Returns the new state, and int32 `[B]`, how many positions of each row were
+  fed: the new ones, in whole blocks. Raises ValueError for another width.
   """
   max_len = state.context.tokens.shape[1]
   prompt = state_lib.checked(prompt, max_len)
@@ -52,8 +51,8 @@ def read_on(
     )
   width = min(block_width(method), max_len)
   starts = _first_unread(prompt, state, method)
-  # Of 70 tokens after 5 that are known, in blocks of 32: from 5, 37 and 69 on,
-  # were it not that the last one is pushed back to end with the text, at 42.
+  # 75 tokens, 5 of them known, are fed to 74, in ceil(69 / 32) = 3 blocks, from
+  # 5, 37 and, to end with the text, 42 rather than 69.
   counts = -(-jnp.maximum(lengths - 1 - starts, 0) // width)
   feed = functools.partial(_feed, params, prompt, starts, width, method)
   cache, own = jax.lax.fori_loop(
@@ -71,8 +70,8 @@ def read_on(
 
 
 def grown(old: DecodeState, larger: DecodeState) -> DecodeState:
-  """`old` in the buffers of `larger`, a state of the same rows with more
-  positions; each array's entries keep their places."""
+  """Copies `old` into the buffers of `larger`, a state of the same rows with
+  more positions; entries keep their indices."""
 
   def put(new: Array, array: Array) -> Array:
     if new.shape == array.shape:
@@ -83,21 +82,21 @@ def grown(old: DecodeState, larger: DecodeState) -> DecodeState:
 
 
 def block_width(method: Method) -> int:
-  """How many tokens are fed at once: no more than a target keeps features of,
-  for a drafter that reads these."""
+  """Returns how many tokens are fed at once: for a drafter that reads the
+  target's features, no more than the target keeps features of."""
   return method.depth + 1 if method.drafter.reads_target_cache else _WIDTH
 
 
 def _first_unread(
   prompt: base.Prompt, state: DecodeState, method: Method
 ) -> Array:
-  """The first position, int32 `[B]`, that is to be fed."""
+  """Finds the first position to feed, int32 `[B]`."""
   held = state.context
   shorter = jnp.minimum(prompt.decoder_lengths, held.lengths)
   is_same = prompt.decoder_tokens == held.tokens
   is_held = arrays.is_within(shorter, is_same.shape[1])
-  # The target's cache lacks the pending token; what a drafter remembers may end
-  # where the last iteration began (invariants 1, 4 and 5).
+  # The target's cache lacks the pending token; a drafter's memory may end where
+  # the last iteration began (invariants 1, 4 and 5).
   lag = 1 if method.drafter.read is None else method.depth + 2
   known = jnp.minimum(arrays.count_leading(is_same & is_held), shorter)
   return jnp.maximum(jnp.minimum(known, held.lengths - lag), 0)
@@ -112,10 +111,10 @@ def _feed(
   i: Array,
   caches: tuple[Arrays, Arrays],
 ) -> tuple[Arrays, Arrays]:
-  """Feeds block i of each row to the target, and tells the drafter."""
+  """Feeds block i of each row to the target and to the drafter."""
   cache, own = caches
   target, drafter = method.target, method.drafter
-  # A row that has no block i reads its last one again.
+  # A row with fewer blocks feeds its last one again.
   ends = prompt.decoder_lengths - 1
   starts = jnp.maximum(jnp.minimum(starts + i * width, ends - width), 0)
   block = arrays.read_block(prompt.decoder_tokens, starts, width)
@@ -123,7 +122,7 @@ def _feed(
   at = jnp.zeros_like(starts)
   _, cache = target.extend(params.target, block, cache, at=at)
   if drafter.read is not None:
-    # What was fed is all of the text but the last token, as everywhere.
+    # The last token of a context is pending: it is not among those fed.
     lengths = jnp.minimum(starts + width, ends) + 1
     context = Context(tokens=prompt.decoder_tokens, lengths=lengths)
     seen = (cache,) if drafter.reads_target_cache else ()

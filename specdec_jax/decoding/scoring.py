@@ -14,11 +14,10 @@ from specdec_jax.decoding.statistics import Statistics
 
 @base.value
 class ScoreOutput:
-  """What the target makes of given tokens.
+  """The target's scores of given tokens.
 
   Attributes:
-    scores: float32 `[B]`, the sum of their log-probabilities; NaN where logits
-      are not numbers.
+    scores: float32 `[B]`, summed log-probabilities; NaN if logits have NaN.
     statistics: counters, of which `num_tokens` and `num_target_runs` count.
   """
 
@@ -34,11 +33,12 @@ def score(
   *,
   target: base.LanguageModel,
 ) -> ScoreOutput:
-  """Scores tokens as what follows the prompt, teacher-forced, in one call.
+  """Scores `tokens` as a continuation of the prompt, teacher-forced, in one
+  target call.
 
   As T5X's `score_batch`: float32 log-softmax of the model's own logits, before
-  temperature, top-k and top-p, and of padding ids too. Of `tokens`, int32 `[B,
-  T]`, `lengths` count, an EOS among them; only `params.target` is read.
+  temperature, top-k and top-p, padding ids included. The first `lengths[B]` of
+  `tokens`, int32 `[B, T]`, count, EOS among them. Reads only `params.target`.
   """
   num_rows, width = tokens.shape
   tokens, lengths = (jnp.asarray(x, jnp.int32) for x in (tokens, lengths))

@@ -1,8 +1,8 @@
 """Draft, verify, commit: the speculative decoding loop.
 
-Leviathan et al., Algorithm 1 (https://arxiv.org/abs/2211.17192), batched: rows
-advance each at their own pace inside one `lax.while_loop`, and the target
-scores all gamma + 1 positions of all rows in one call. `generate` is the whole
+Leviathan et al., Algorithm 1 (https://arxiv.org/abs/2211.17192), batched: each
+row advances at its own pace inside one `lax.while_loop`, and the target scores
+all gamma + 1 positions of all rows in one call. `generate` is the whole
 program; `init`, `step`, `run` and `output` are its pieces.
 """
 
@@ -23,14 +23,14 @@ from specdec_jax.decoding.tree_drafts import Line
 
 @base.value
 class StepInfo:
-  """What a researcher wants to see of one iteration; of trees, whose depth is
-  then G, along the chain of `tree_drafts.along_line`.
+  """What happened in one iteration. A tree appears as the chain that
+  `tree_drafts.along_line` makes of it, with its depth as G.
 
   Attributes:
     draft: what was proposed.
     verification: what became of it.
-    target_probs: float32 `[B, G+1, V]`, p; beyond the first not the target's if
-      no row drafts.
+    target_probs: float32 `[B, G+1, V]`, p; if no row drafted, only the first
+      position is the target's.
     starts: int32 `[B]`, committed lengths before the iteration.
     counts: int32 `[B]`, how many tokens each row committed.
   """
@@ -50,15 +50,15 @@ def generate(
   method: Method,
   max_len: int,
 ) -> DecodeOutput:
-  """Decodes every row of `prompt` until EOS or its limit; jit it whole.
+  """Decodes every row of `prompt` until EOS or its limit; jit the whole call.
 
   Args:
     params: weights of target and drafter.
-    rng_key: one key of any kind; rows derive theirs, which are threefry's, from
-      it and `prompt.row_ids`.
+    rng_key: one key of any kind; rows derive threefry keys from it and
+      `prompt.row_ids`.
     prompt: what to continue.
-    method: who drafts, who judges and by which rule.
-    max_len: S, the most tokens that a row can have, prompt included.
+    method: the target, the drafter, the rule, the sampling and EOS.
+    max_len: S, the most tokens a row can have, prompt included.
 
   Raises:
     ValueError: if the prompt has no rows or exceeds `max_len`, shapes disagree,
@@ -76,12 +76,12 @@ def init(
   method: Method,
   max_len: int,
 ) -> DecodeState:
-  """Encoder pass and prefill of both models; see `generate`."""
+  """Runs the encoder and prefills both models; see `generate`."""
   prompt = state_lib.checked(prompt, max_len)
   target, drafter = method.target, method.drafter
   tree_drafts.check(target, drafter)
-  # Blocks start before max_len and are up to gamma + 1 wide, and the last of
-  # them may end beyond it.
+  # A block starts before max_len and is up to gamma + 1 wide: with max_len 8
+  # and gamma 3 the last one may take positions 7 to 10.
   capacity = max_len + drafter.gamma + 1
   cache: Any = target.init(params.target, prompt, capacity)
   arguments = params.drafter, prompt, capacity
@@ -114,10 +114,10 @@ def run(
 def step(
   params: Params, state: DecodeState, *, method: Method
 ) -> tuple[DecodeState, StepInfo]:
-  """One iteration of `run`, with what happened in it.
+  """Runs one iteration of `run` and reports what happened in it.
 
-  The target's call alone is narrower where no row drafted; all rows are judged
-  at one width, those without a draft by their pending token.
+  If no row drafted, the target's call is narrower; the rule always gets full
+  width, and judges a row without a draft by its pending token.
   """
   tree, starts = method.drafter.tree, state.context.lengths
   draft, state = propose(params, state, method.drafter)
@@ -168,7 +168,7 @@ def step(
 def propose(
   params: Params, state: DecodeState, drafter: Drafter
 ) -> tuple[Draft, DecodeState]:
-  """Asks the drafter; finished rows get an empty draft."""
+  """Asks the drafter for a draft; that of finished rows is made empty."""
   context = state.context
   draft_keys, _ = keys.iteration_keys(state.row_keys, context.lengths)
   seen = (state.target_cache,) if drafter.reads_target_cache else ()
@@ -187,8 +187,8 @@ def propose(
 
 
 def _is_bad(draft: Draft) -> Array:
-  """bool `[B, W+1, 1]`: whether the probability of a drafted token is not a
-  number; the pending token stands before them."""
+  """Tells, bool `[B, W+1, 1]`, whether a drafted token's probability is NaN;
+  the first entry is the pending token's, False."""
   num_drafted = draft.tokens.shape[1]
   is_bad = arrays.is_within(draft.lengths, num_drafted)
   if draft.probs is None or not num_drafted:

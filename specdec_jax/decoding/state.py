@@ -1,7 +1,5 @@
-"""The state of the decoding loops, and the one place where tokens enter it.
-
-EOS, length limits and NaN are handled here and nowhere else.
-"""
+"""The state of the decoding loops. EOS, length limits and NaN are handled in
+`commit` and nowhere else."""
 
 import dataclasses
 from typing import Any
@@ -20,18 +18,18 @@ EosId = int | tuple[int, ...]
 
 @base.value
 class DecodeState:
-  """All that the next iteration needs.
+  """Everything the next iteration needs.
 
   Attributes:
     context: tokens `[B, S]` and lengths `[B]` committed so far.
     log_probs: float32 `[B, S]`, of each committed token under the target's own
       softmax, before temperature, top-k and top-p; 0 for the prompt.
     done: bool `[B]`.
-    has_nan: bool `[B]`: the row was stopped where a model returned logits that
-      are not numbers; all before is committed.
+    has_nan: bool `[B]`: the row stopped because a model returned NaN logits;
+      the tokens before them are committed.
     row_keys: threefry keys `[B]`.
     max_lengths: int32 `[B]`, the committed length at which a row is done.
-    target_cache: the target's; it holds all of the context but its last token.
+    target_cache: the target's, of the whole context but its last token.
     drafter_state: the drafter's own.
     statistics: counters so far.
   """
@@ -49,10 +47,8 @@ class DecodeState:
 
 @base.value
 class DecodeOutput:
-  """The decoded rows; the fields are those of `DecodeState`.
-
-  `tokens` int32 `[B, S]` include the prompt and are 0 beyond `lengths`.
-  """
+  """The decoded rows; fields as in `DecodeState`. `tokens`, int32 `[B, S]`,
+  include the prompt and are 0 beyond `lengths`."""
 
   tokens: Array
   lengths: Array
@@ -63,8 +59,8 @@ class DecodeOutput:
 
 
 def checked(prompt: Prompt, max_len: int) -> Prompt:
-  """The prompt in 32 bits, also where JAX's numbers have 64; ValueError unless
-  there are rows, and they fit into `max_len`."""
+  """Returns the prompt in 32-bit types, with `jax_enable_x64` too. Raises
+  ValueError if it has no rows or exceeds `max_len`."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if not batch_size:
     raise ValueError('a batch of 0 rows: there is nothing to decode')
@@ -91,8 +87,8 @@ def init(
   gamma: int,
   max_len: int,
 ) -> DecodeState:
-  """Rows that hold just the prompt, one of `checked`, in buffers of `max_len`
-  tokens; ValueError if `rng_key` is not one key."""
+  """Makes the state after the prefill of a `checked` prompt, with buffers of
+  `max_len` tokens. Raises ValueError for a wrong number of keys."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   lengths, max_lengths = prompt.decoder_lengths, limits(prompt, max_len)
@@ -119,7 +115,7 @@ def init(
 def limits(
   prompt: Prompt, max_len: int, max_new_tokens: int | None = None
 ) -> Array:
-  """The length, int32 `[B]`, at which each row is done: its least limit."""
+  """Returns each row's least limit on its committed length, int32 `[B]`."""
   least = jnp.full_like(prompt.decoder_lengths, max_len)
   if prompt.max_lengths is not None:
     least = jnp.minimum(prompt.max_lengths, least)
@@ -129,7 +125,7 @@ def limits(
 
 
 def eos_ids(eos_id: EosId) -> tuple[int, ...]:
-  """The ids that end a sequence; see `commit`."""
+  """Returns the ids that end a sequence as a tuple; see `commit`."""
   return tuple(np.atleast_1d(eos_id).tolist())
 
 
@@ -142,16 +138,15 @@ def commit(
   *,
   eos_id: EosId,
 ) -> tuple[DecodeState, Array]:
-  """Appends up to `counts` tokens per row, cut at EOS, at the row's limit, and
-  before what is made of logits that are not numbers.
+  """Appends up to `counts` tokens per row, cut after EOS, at the row's limit,
+  and before the first token that depends on NaN.
 
   Args:
     state: the rows so far; caches and counters are left as they are.
-    tokens: int32 `[B, W]`, what the iteration decided on.
+    tokens: int32 `[B, W]`: accepted tokens and the one after them.
     logits: float32 `[B, W, V]`, the target's, that predict each of them.
-    counts: int32 `[B]`, 1 to W, how many of the tokens are meant.
-    is_bad: bool `[B, W]`, tokens that a draft has from logits that are not
-      numbers.
+    counts: int32 `[B]`, 1 to W: how many tokens of each row to commit.
+    is_bad: bool `[B, W]`, tokens drafted from logits with NaN.
     eos_id: ends a row once committed; a tuple lists several, -1 none.
 
   Returns:
@@ -162,10 +157,11 @@ def commit(
   lengths = state.context.lengths
   is_eos = jnp.isin(tokens, jnp.array(eos_ids(eos_id), jnp.int32))
   counts = jnp.minimum(counts, state.max_lengths - lengths)
+  # tokens [5, EOS, 7]: 1 before EOS, so at most 2 are committed
   counts = jnp.minimum(counts, arrays.count_leading(~is_eos) + 1)
   counts = jnp.where(state.done, 0, counts)
 
-  # Plain decoding never sees what lies beyond an end: only now NaN counts.
+  # Only now, since plain decoding never sees NaN beyond an EOS or a limit.
   normalizer = jax.nn.logsumexp(logits, axis=-1)
   num_good = arrays.count_leading(jnp.isfinite(normalizer) & ~is_bad)
   has_nan = state.has_nan | (num_good < counts)
@@ -200,13 +196,13 @@ def truncate(
   counts: Array,
   is_ended: Array,
 ) -> DecodeState:
-  """Keeps `counts[B]` tokens of the last iteration, at most those that it
-  committed, and ends the rows of `is_ended[B]`; `before` are the counters
-  before it, draft and verification those of its `StepInfo`."""
+  """Keeps `counts[B]` of the tokens that the last iteration committed and ends
+  the rows of `is_ended[B]`. `before` are the counters before that iteration,
+  `draft` and `verification` are from its `StepInfo`."""
   after, context = state.statistics, state.context
   starts = context.lengths - (after.num_tokens - before.num_tokens)
   counted = statistics.count(before, draft, verification, counts)
-  # A short call was made, and a tree drafted, whatever is kept of it.
+  # The short call was made and the tree was drafted, whatever is kept of them.
   counted = dataclasses.replace(counted, num_short_runs=after.num_short_runs)
   if verification.path is not None:
     counted = dataclasses.replace(counted, num_drafted=after.num_drafted)
@@ -219,7 +215,7 @@ def truncate(
 
 
 def output(state: DecodeState) -> DecodeOutput:
-  """What a decode leaves behind, without caches and keys."""
+  """Extracts the decoded rows, without caches and keys."""
   context = state.context
   is_committed = arrays.is_within(context.lengths, context.tokens.shape[1])
   return DecodeOutput(

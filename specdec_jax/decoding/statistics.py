@@ -1,7 +1,7 @@
-"""Counters of a decode; `measure.metrics` makes rates of them.
+"""Counters of a decode, of which `measure.metrics` makes rates.
 
-Finished rows count in none, and a block that EOS or the length limit cut short
-counts only for what was committed of it.
+Finished rows are not counted. Of a block that EOS or the length limit cuts
+short, only what was committed counts.
 """
 
 import jax.numpy as jnp
@@ -17,14 +17,13 @@ class Statistics:
   Attributes:
     num_tokens: `[B]`, tokens committed after the prompt.
     num_target_runs: `[B]`, target calls in which the row took part.
-    num_short_runs: `[B]`, those of them that scored one position, because no
-      row of the batch had drafted anything.
-    num_drafted: `[B]`, tokens proposed; of a tree all nodes, whatever cut it.
-    num_tested: `[B, G]`, of trees `[B, D]`: how often the target reached the
-      i-th drafted token, or the i-th depth: those before it had passed.
-    num_accepted: like `num_tested`, how often it then passed.
-    accept_prob: float32 `[B]`, acceptance probabilities of the tested tokens,
-      summed.
+    num_short_runs: `[B]`, those that scored one position, as no row drafted.
+    num_drafted: `[B]`, tokens proposed; of a tree all nodes, even if cut short.
+    num_tested: `[B, G]`, of trees `[B, D]`: how often all tokens before the
+      i-th drafted one, or the i-th depth, were accepted.
+    num_accepted: like `num_tested`, how often it was then accepted.
+    accept_prob: float32 `[B]`, summed acceptance probabilities of the tested
+      tokens.
   """
 
   num_tokens: Array
@@ -37,7 +36,7 @@ class Statistics:
 
 
 def init(batch_size: int, gamma: int) -> Statistics:
-  """All counters at zero."""
+  """Makes counters of zero."""
   per_row = jnp.zeros(batch_size, jnp.int32)
   per_position = jnp.zeros((batch_size, gamma), jnp.int32)
   return Statistics(
@@ -60,13 +59,14 @@ def count(
   is_short: Array | bool = False,
   tree: Tree | None = None,
 ) -> Statistics:
-  """The counters after an iteration that committed `counts[B]` tokens; for a
-  `tree`, `draft` is the chain that stands for it. `is_short`, of
-  all rows, says that one position was scored."""
+  """Counts an iteration that committed `counts[B]` tokens. For a `tree`,
+  `draft` is the chain that stands for it; `is_short`: one position was scored.
+  """
   gamma, width = before.num_tested.shape[1], draft.tokens.shape[1]
   was_active = (counts > 0).astype(jnp.int32)
   num_accepted = jnp.minimum(verification.num_accepted, counts)
-  # A rejection counts only when its correction was committed.
+  # A rejection counts only if its correction was committed: of a draft of 4
+  # with 2 accepted, 3 tokens are tested, or 2 if EOS cut the block after 2.
   is_whole = counts > verification.num_accepted
   is_rejection = is_whole & (verification.num_accepted < draft.lengths)
   num_tested = num_accepted + is_rejection.astype(jnp.int32)

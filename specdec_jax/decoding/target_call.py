@@ -1,7 +1,7 @@
 """The target's call of an iteration: a draft in, logits and cache out.
 
-How wide the call is, where its tokens stand and whether it can be left out is
-decided here; the loop judges one shape of logits, whatever was scored.
+This module decides how wide the call is, which positions its tokens have and
+whether drafts are scored at all; the loop always gets logits of one shape.
 """
 
 import functools
@@ -21,12 +21,12 @@ from specdec_jax.decoding.state import DecodeState
 def score(
   params: Any, state: DecodeState, draft: Draft, method: Method
 ) -> tuple[Array, Any, Array]:
-  """Scores the pending token and what was drafted after it.
+  """Scores the pending token and the draft after it.
 
-  If a draft may be empty, a call of width 1 is compiled beside the whole one,
-  and `run_if` takes it at run time where no row drafted. Returns logits `[B,
-  G+1, V]` of what follows each token, 0 for those that were not scored; the
-  cache; and bool `[]`, whether only the pending token was.
+  If drafts may be empty, a call of width 1 is compiled beside the full one and
+  runs if no row drafted. Returns logits `[B, G+1, V]` of what follows each
+  token, 0 if it was not scored; the cache; and bool `[]`, whether the call was
+  of width 1.
   """
   target, drafter = method.target, method.drafter
   starts, gamma = state.context.lengths, drafter.gamma
@@ -49,10 +49,8 @@ def score(
 
 
 def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
-  """`step(carry)` if a bool `[]` is set, else `carry`.
-
-  It is a loop of at most one trip, since `lax.cond` would copy the caches in
-  `carry` on their way in and out; a loop updates them in place.
-  """
+  """Returns `step(carry)` if `is_taken`, a bool `[]`, else `carry`."""
+  # A loop of at most one trip: `lax.cond` would copy the caches in `carry` on
+  # their way in and out; a loop updates them in place.
   take = lambda loop: (jnp.zeros_like(is_taken), step(loop[1]))
   return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]

@@ -1,5 +1,5 @@
-"""What the loop does for drafts that are trees: the path that was accepted is
-all that stays of one in the cache, and one chain stands for it elsewhere."""
+"""Trees of drafts in the loop: only the accepted path stays in the cache, and
+one chain stands for the tree in everything that is committed and counted."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,8 +21,7 @@ from specdec_jax.decoding.method import Method
 
 
 def check(target: LanguageModel, drafter: Drafter) -> None:
-  """Raises ValueError if the drafter's trees are none, or the target takes
-  none."""
+  """Raises ValueError for a malformed tree, or a target that takes no trees."""
   if drafter.tree is None:
     return
   trees.check(drafter.tree)
@@ -40,8 +39,8 @@ def check(target: LanguageModel, drafter: Drafter) -> None:
 
 
 def verify_keys(tree: Tree | None, row_keys: Array, lengths: Array) -> Array:
-  """Keys `[B]` for the rule at committed lengths `[B]`; for a tree `[D+1, B]`,
-  those of lengths that are 1 to D longer as well."""
+  """Derives keys `[B]` for the rule from committed lengths `[B]`; for a tree
+  `[D+1, B]`, from lengths 0 to D longer."""
   verify = lambda more: keys.iteration_keys(row_keys, lengths + more)[1]
   if tree is None:
     return keys.iteration_keys(row_keys, lengths)[1]
@@ -52,9 +51,8 @@ def verify_keys(tree: Tree | None, row_keys: Array, lengths: Array) -> Array:
 def placement(
   tree: Tree | None, width: int, lengths: Array, cache: Any
 ) -> dict[str, Placement]:
-  """Where the root and the first `width` nodes stand, as an argument of
-  `extend`, from committed lengths `[B]`: none for a chain, or for the root
-  alone, which is one, whatever would have followed it."""
+  """Places the root and the first `width` nodes behind committed lengths `[B]`,
+  as an argument of `extend`; empty for a chain, and for the root alone."""
   if tree is None or not width:
     return {}
   nodes = range(width + 1)
@@ -63,15 +61,15 @@ def placement(
 
 
 class Line(NamedTuple):
-  """The chain that is committed and counted: all of a chain, of a tree what
-  `taken` makes of it.
+  """The chain that is committed and counted: a chain itself, or what `taken`
+  makes of a tree.
 
   Attributes:
     draft: W tokens.
-    verification: what became of them.
+    verification: the rule's verdict on them.
     target_probs: float32 `[B, W+1, V]`, after the pending token and each.
     logits: float32 `[B, W+1, V]`, likewise.
-    is_bad: bool `[B, W+1, 1]`, tokens whose own probability is not a number.
+    is_bad: bool `[B, W+1, 1]`, tokens whose probability in the draft is NaN.
   """
 
   draft: Draft
@@ -82,6 +80,7 @@ class Line(NamedTuple):
 
   def block(self) -> Array:
     """Accepted tokens, then the next one, repeated: int32 `[B, W+1]`."""
+    # draft [5, 6, 7], 1 accepted, next token 9 -> [5, 9, 9, 9]
     accepted = jnp.pad(self.draft.tokens, ((0, 0), (0, 1)))
     return jnp.where(
       arrays.is_within(self.verification.num_accepted, accepted.shape[1]),
@@ -93,9 +92,9 @@ class Line(NamedTuple):
 def taken(
   method: Method, of_nodes: Line, cache: Any, starts: Array
 ) -> tuple[Line, Any]:
-  """What is kept of a tree: its line (`along_line`), and the cache with the
-  accepted path's entries in a row from `starts[B]` on, the entry of the first
-  drafted node. Raises ValueError if the rule gave no path."""
+  """Reduces a tree to its line (`along_line`) and moves the accepted path's
+  cache entries together from `starts[B]` on, the entry of node 1. Raises
+  ValueError if the rule gave no path."""
   target, drafter = method.target, method.drafter
   path = of_nodes.verification.path
   if path is None:
@@ -105,6 +104,8 @@ def taken(
     )
   assert target.gather is not None  # `check` says so.
   assert drafter.tree is not None
+  # Path [2, 5, 0]: entries 1 and 4 from `starts` on move to 0 and 1, the third
+  # stays in place -> offsets [1, 4, 2].
   in_place = jnp.arange(path.shape[1], dtype=path.dtype)[None, :]
   offsets = jnp.where(path > 0, path - 1, in_place)
   cache = target.gather(cache, starts, offsets, drafter.gamma)
@@ -112,14 +113,13 @@ def taken(
 
 
 def along_line(tree: Tree, of_nodes: Line) -> Line:
-  """The chain that stands for a tree: its accepted path, then first children as
-  far as there are any, so that it is longer than the path if all children of
+  """Makes the chain that stands for a tree: the accepted path, then first
+  children while there are any. So it is longer than the path if the children of
   the last accepted node were rejected.
 
   Its draft has at most D tokens, `accept_probs` and `uniforms` are `[B, D]`,
-  and the arrays of N + 1 nodes `[B, D+1, V]`. Of the tree (0, 0, 1, 1) with
-  accepted path [2], which has no children, the line is [2]; with an empty path
-  it is [1, 3].
+  and arrays of N + 1 nodes become `[B, D+1, V]`. In the tree (0, 0, 1, 1) the
+  accepted path [2] has the line [2], as node 2 is a leaf; an empty one [1, 3].
   """
   draft, verification = of_nodes.draft, of_nodes.verification
   assert verification.path is not None
@@ -127,7 +127,7 @@ def along_line(tree: Tree, of_nodes: Line) -> Line:
   lengths = jnp.sum((line > 0).astype(jnp.int32), axis=1, dtype=jnp.int32)
   lengths = jnp.where(draft.lengths > 0, lengths, 0)
   drafted = jnp.maximum(line - 1, 0)
-  # The values `[B, D]` of the line's drafted nodes, and 0 beyond it.
+  # Picks values `[B, D]` of the line's nodes, 0 beyond it: node i is token i-1.
   pick = lambda values: jnp.where(
     arrays.is_within(lengths, line.shape[1]),
     jnp.take_along_axis(values, drafted, axis=1),

@@ -1,5 +1,5 @@
-"""Rules that accept a prefix of a draft, or a path of a tree, each one pure
-function."""
+"""Verification rules: pure functions that accept a prefix of a draft or a path
+of a tree."""
 
 from specdec_jax.verification.block import block_verification
 from specdec_jax.verification.greedy import greedy

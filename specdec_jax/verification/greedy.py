@@ -1,4 +1,4 @@
-"""Greedy verification: a draft passes where the target would say the same."""
+"""Greedy verification: a drafted token passes if it is the target's argmax."""
 
 import jax.numpy as jnp
 
@@ -13,11 +13,11 @@ def greedy(
   """Accepts drafted tokens that are the target's argmax; corrects with it.
 
   With lenience 1 the output is the target's own greedy decoding, token for
-  token. Lenience l below 1 accepts x when p(x) >= l max p (Appendix A.5 of
-  https://arxiv.org/abs/2211.17192, whose printed inequality is reversed); it
-  needs the target's probabilities at temperature 1, not their argmax.
+  token. Lenience l below 1 accepts x if p(x) >= l max p (Appendix A.5 of
+  https://arxiv.org/abs/2211.17192, whose printed inequality is reversed), and
+  needs the target's probabilities at temperature 1, not one-hot ones.
 
-  A `base.VerifyFn` that draws nothing, and reads no probabilities of the draft;
+  A `base.VerifyFn` that draws nothing and does not read `draft.probs`. Raises
   ValueError if `lenience` is outside (0, 1].
   """
   del row_keys
@@ -32,7 +32,7 @@ def greedy(
   passes = passes & arrays.is_within(draft.lengths, gamma)
   num_accepted = arrays.count_leading(passes)
   return Verification(
-    num_accepted=num_accepted,
+    num_accepted=num_accepted,  # draft 5 6 7, argmax 5 6 8 9: 2, then 8
     next_token=arrays.pick(best, num_accepted),
     accept_probs=passes.astype(jnp.float32),
   )

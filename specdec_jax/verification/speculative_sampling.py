@@ -1,4 +1,4 @@
-"""Speculative sampling, the rule of Leviathan et al. (arXiv 2211.17192)."""
+"""Speculative sampling (Leviathan et al., arXiv 2211.17192)."""
 
 import functools
 
@@ -13,17 +13,16 @@ from specdec_jax.verification.decision import Decision
 def speculative_sampling(
   row_keys: Array, draft: Draft, target_probs: Array, *, lenience: float = 1.0
 ) -> Verification:
-  """Accepts drafted tokens with min(1, p / (lenience q)), corrects from the
-  residual.
+  """Accepts drafted tokens with probability min(1, p / (lenience q)) and draws
+  the correction from the residual.
 
   Algorithm 1 of https://arxiv.org/abs/2211.17192; with lenience 1 each token
   has exactly the target's distribution. Lenience below 1 (Appendix A.5) accepts
-  more and lets no token's probability exceed p / lenience. The paper does not
-  spell out its residual: here it stays norm(max(0, p - q)), which keeps that
-  bound. At temperature 0 this lenience changes nothing; that of `greedy` does.
+  more, and no token's probability exceeds p / lenience. The paper does not give
+  its residual: norm(max(0, p - q)), used here, keeps that bound. At temperature
+  0 this lenience has no effect; use that of `greedy`.
 
-  A `base.VerifyFn` for drafts with the probabilities they were drawn from;
-  ValueError if `lenience` is outside (0, 1].
+  A `base.VerifyFn`. Raises ValueError if `lenience` is outside (0, 1].
   """
   check_lenience(lenience)
   decide_fn = functools.partial(decide, lenience=lenience)
@@ -33,18 +32,19 @@ def speculative_sampling(
 def decide(
   uniforms: Array, draft: Draft, target_probs: Array, *, lenience: float = 1.0
 ) -> Decision:
-  """The rule for given uniform draws `[B, G]`."""
+  """Applies the rule to given uniform draws, float32 `[B, G]`."""
   gamma = draft.tokens.shape[1]
   is_drafted = arrays.is_within(draft.lengths, gamma)
   p = arrays.pick(target_probs[:, :gamma], draft.tokens)
   q = lenience * decision.drafted_probs(draft)
   # No division and no epsilon: a token of probability zero never passes, even
-  # when its draw is exactly zero.
+  # if its draw is zero. With p = .3, q = .6 it passes if u < .5 (u .6 < .3).
   is_accepted = is_drafted & (uniforms * q < p)
   num_accepted = arrays.count_leading(is_accepted)
   next_probs = decision.probs_at(target_probs, num_accepted)
   if gamma:
     is_rejected = num_accepted < draft.lengths
+    # p = [.5, .3, .2], q = [.3, .6, .1] -> [.2, 0, .1] -> [2/3, 0, 1/3]
     residual = distributions.normalize(
       decision.subtract_draft(next_probs, draft, num_accepted), next_probs
     )

@@ -9,25 +9,24 @@ from specdec_jax import arrays, distributions, logits, trees
 from specdec_jax.base import Array, Draft, Tree, Verification
 from specdec_jax.verification import decision
 
-# `(depth, probs[B, V]) -> tokens[B]`: what the target says after nodes of that
-# depth, of which these are its distributions.
+# `(depth, probs[B, V]) -> tokens[B]`: the target's choice after nodes of that
+# depth, given its distributions there.
 DrawFn = Callable[[int, Array], Array]
 
 
 def target_sample_walk(
   row_keys: Array, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Verification:
-  """Draws from the target at each node, and goes on while a child has the
-  token that was drawn.
+  """Draws from the target at each node and descends while a child has the drawn
+  token.
 
-  The draw at depth d is plain decoding's at that committed length, so that the
-  tokens are those of plain decoding, sampled ones included, whatever was
-  drafted (https://arxiv.org/abs/2408.07978). `draft.probs` is not read. Of
-  equal siblings any may be the one to go on from: the deepest node counts whose
-  tokens were all drawn.
+  The draw at depth d is the one plain decoding makes at that committed length,
+  so the output equals plain decoding token for token, sampled or not, whatever
+  was drafted (https://arxiv.org/abs/2408.07978). `draft.probs` is not read. If
+  siblings have equal tokens, the walk follows all: the deepest match counts.
 
-  A `base.VerifyFn` for trees of one shape; ValueError if the draft has another
-  number of nodes.
+  A `base.VerifyFn` for trees of one shape. Raises ValueError if the draft has
+  another number of nodes.
   """
 
   def draw(depth: int, probs: Array) -> Array:
@@ -40,11 +39,11 @@ def target_sample_walk(
 def greedy_walk(
   row_keys: Array, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Verification:
-  """`target_sample_walk` along the target's argmax: its own greedy decoding,
-  token for token. Nothing is drawn, and keys are not read."""
+  """Walks as `target_sample_walk`, along the target's argmax: its own greedy
+  decoding, token for token. Keys are not read."""
   del row_keys
   draw = lambda depth, probs: arrays.argmax(probs)
-  # With one-hot distributions the chances are 0 or 1.
+  # One-hot distributions make every entry of `accept_probs` 0 or 1.
   probs = logits.one_hot_of_best(target_probs)
   return decide(draw, draft, probs, tree=tree)
 
@@ -52,12 +51,13 @@ def greedy_walk(
 def decide(
   draw: DrawFn, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Verification:
-  """`target_sample_walk` for given draws."""
+  """Applies `target_sample_walk` to given draws."""
   decision.check_nodes(draft, tree)
   node = jnp.zeros_like(draft.lengths)
   num_accepted = jnp.zeros_like(draft.lengths)
   next_token = draw(0, target_probs[:, 0])
-  # Which nodes of the last level have been drawn, with all above them.
+  # Whether each node of the last level, and all above it, has the drawn tokens.
+  # Tree (0, 0, 1), tokens 5 6 7: draw 5 gives [1, 0], then 7 gives [1].
   is_reached = (draft.lengths > 0)[:, None]
   parents, above = np.array(tree.parents, np.int32), 0
   levels = trees.levels(tree) if draft.tokens.shape[1] else []
@@ -81,12 +81,13 @@ def decide(
 
 
 def _chances(draft: Draft, target_probs: Array, tree: Tree) -> Array:
-  """float32 `[B, N]`: the chance that the walk, once at a node's parent, goes
-  on to it or to one of its siblings."""
+  """Computes, float32 `[B, N]`, the chance that the walk, at a node's parent,
+  goes on to any child: its distinct children's target probabilities, summed."""
   num_nodes, vocab_size = draft.tokens.shape[1], target_probs.shape[-1]
   parents = np.array(tree.parents[:num_nodes], np.int32)
   are_siblings = parents[:, None] == parents[None, :]
-  # One gather of single numbers, not of a distribution for each node.
+  # One gather of numbers, not of a distribution per node: in the flat `[B,
+  # (N+1) V]`, token x after node n is entry n V + x.
   by_parent = target_probs.reshape(target_probs.shape[0], -1)
   p = jnp.take_along_axis(
     by_parent, parents[None, :] * vocab_size + draft.tokens, axis=1

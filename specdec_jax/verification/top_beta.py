@@ -1,5 +1,4 @@
-"""Spec-Verification, the relaxed rule of SpecDec (Xia et al., arXiv
-2203.16487)."""
+"""Spec-Verification, SpecDec's relaxed rule (Xia et al., arXiv 2203.16487)."""
 
 import math
 
@@ -17,19 +16,18 @@ def top_beta(
   beta: int,
   tau: float = math.inf,
 ) -> Verification:
-  """Accepts drafted tokens among the target's `beta` likeliest that are within
-  `tau` of the likeliest in log-probability; corrects with the likeliest.
+  """Accepts drafted tokens among the target's `beta` likeliest and within `tau`
+  nats of the likeliest; corrects with the likeliest.
 
-  https://arxiv.org/abs/2203.16487, where beta 3 and tau 1 stand for little loss
-  of quality. Lossy: an output need not be the target's greedy decoding, but
-  each of its tokens meets both conditions after the tokens before it. Beta 1 is
-  the strict rule, `greedy`. Of equally likely tokens the first ids rank first,
-  as they do for argmax.
+  https://arxiv.org/abs/2203.16487, which loses little quality with beta 3 and
+  tau 1. Lossy: the output need not be the target's greedy decoding, but each
+  token meets both conditions given the tokens before it. Beta 1 is the strict
+  rule, `greedy`. Of equally likely tokens the lower id ranks first, as in
+  argmax. Infinite `tau` leaves only the condition on `beta`.
 
-  A `base.VerifyFn` that draws nothing, and reads no probabilities of the draft.
-  `target_probs` are at temperature 1: one-hot ones leave nothing to relax.
-  `beta` is at least 1, `tau` in nats at least 0, and infinity asks for
-  membership alone; ValueError otherwise.
+  A `base.VerifyFn` that draws nothing and does not read `draft.probs`; its
+  `target_probs` are at temperature 1, since one-hot ones leave nothing to
+  relax. Raises ValueError if `beta` is below 1 or `tau` below 0.
   """
   del row_keys
   if isinstance(beta, bool) or not isinstance(beta, int) or beta < 1:
@@ -40,7 +38,7 @@ def top_beta(
   best = arrays.argmax(target_probs)
   probs = target_probs[:, :gamma]
   p = arrays.pick(probs, draft.tokens)
-  # Without logarithms: a token of probability zero never passes.
+  # Without logarithms, so that probability 0 never passes, tau infinite or not.
   is_close = (p > 0) & (p >= math.exp(-tau) * jnp.max(probs, axis=-1))
   is_drafted = arrays.is_within(draft.lengths, gamma)
   passes = is_drafted & is_close & (_ranks(probs, draft.tokens) < beta)
@@ -53,9 +51,8 @@ def top_beta(
 
 
 def _ranks(probs: Array, tokens: Array) -> Array:
-  """How many ids come before each token, int32 `[B, G]`: 0 for the likeliest.
-
-  Counted in one pass over the vocabulary; nothing is sorted.
+  """Ranks each token, int32 `[B, G]`, 0 for the likeliest, without sorting:
+  counts the ids before it. Of probabilities [.2, .5, .2] the ranks are 1, 0, 2.
   """
   p = arrays.pick(probs, tokens)[..., None]
   ids = jnp.arange(probs.shape[-1], dtype=jnp.int32)[None, None, :]

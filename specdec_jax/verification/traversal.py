@@ -14,17 +14,17 @@ from specdec_jax.verification.decision import Decision, Threshold
 def traversal(
   row_keys: Array, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Verification:
-  """Accepts the path to the first node that passes, leaves before their
-  parents, so that a path is judged as a whole.
+  """Tests nodes depth-first, leaves before their parents, and accepts the path
+  to the first that passes.
 
-  https://arxiv.org/abs/2505.12398: lossless for siblings drawn without
-  replacement, each from what those before it left, and also with it; longer in
-  expectation than rejecting from the root downwards, and the same as
-  `block_verification` on a chain. It takes passes over V for each node.
+  https://arxiv.org/abs/2505.12398: lossless for siblings drawn with or without
+  replacement; accepts more tokens in expectation than rejecting from the root
+  downwards, and equals `block_verification` on a chain. Each node costs a few
+  passes over V.
 
-  A `base.VerifyFn` for trees of one shape, with the probabilities that tokens
-  were drawn from; of the keys `[D+1, B]` those of the committed length alone
-  are used. ValueError if the draft has another number of nodes.
+  A `base.VerifyFn` for trees of one shape. Of the keys `[D+1, B]` it uses those
+  of the committed length. Raises ValueError if the draft has another number of
+  nodes.
   """
   decide_fn = functools.partial(decide, tree=tree)
   return decision.verify(decide_fn, row_keys[0], draft, target_probs)
@@ -33,7 +33,7 @@ def traversal(
 def decide(
   uniforms: Array, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Decision:
-  """The rule for given uniform draws `[B, N]`, one for each node."""
+  """Applies the rule to given uniform draws, float32 `[B, N]`, one per node."""
   decision.check_nodes(draft, tree)
   accepted = jnp.zeros_like(draft.lengths)
   next_probs = target_probs[:, 0]
@@ -43,7 +43,8 @@ def decide(
     tests = _tests(draft, target_probs, tree)
     root = tests.pop(0)
     next_probs = jnp.where(is_drafted[:, None], root.probs, next_probs)
-    # From the last test to the first, so that the first that passes stays.
+    # Backwards, so that the first test that passes overwrites later ones. Tree
+    # (0, 0, 1) is tested in the order 3, 1, 2.
     for node, test in reversed(tests.items()):
       passes = is_drafted & test.threshold.passes(uniforms[:, node - 1])
       accepted = jnp.where(passes, node, accepted)
@@ -62,16 +63,16 @@ def decide(
 
 
 class _Test(NamedTuple):
-  """What decides on a node once all below it failed, of `[B]` draws, and the
-  distribution `[B, V]` of the token that follows it if it passes."""
+  """The threshold `[B]` of a node once all nodes below it failed, and the
+  distribution `[B, V]` of the next token if it passes."""
 
   threshold: Threshold
   probs: Array
 
 
 def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
-  """The tests of all nodes, in the order in which they are made: depth-first,
-  children before their parents."""
+  """Makes the tests of all nodes, depth-first and children before parents, with
+  the root's, which needs no draw, in front."""
   drafted = decision.drafted_probs(draft)
   children: dict[int, list[int]] = {}
   for node, parent in enumerate(tree.parents, start=1):
@@ -79,19 +80,20 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
   tests: dict[int, _Test] = {}
 
   def visit(node: int, weight: Array) -> None:
-    """Of a node that is accepted with chance `weight[B]` as things stand."""
+    """Tests all below a node that was reached with probability `weight[B]`."""
     probs = target_probs[:, node]
     threshold = Threshold(weight, jnp.ones_like(weight))
     is_nan = jnp.zeros(weight.shape, jnp.bool_)
     for child in children.get(node, []):
       p = arrays.pick(probs, draft.tokens[:, child - 1])
       q = drafted[:, child - 1]
-      # A path ends where P or Q is not a number; what precedes is judged alone.
+      # A path ends at the first NaN in P or Q; what precedes is judged alone.
       is_nan = is_nan | jnp.isnan(p) | jnp.isnan(q)
       ratio = jnp.where(q == 0, 0.0, p / jnp.where(q == 0, 1.0, q))
       ratio = jnp.where(is_nan, 0.0, ratio)
       visit(child, jnp.minimum(weight * ratio, 1.0))
-      # What is left of the node after all under this child failed.
+      # What is left of the node once all below this child failed: weight 1 with
+      # P = [.6, .4], less Q = [.9, .1] of the child, leaves [0, .3].
       left = _without(weight[:, None] * probs, draft, child)
       mass = jnp.sum(left, axis=-1)
       threshold = Threshold(
@@ -107,8 +109,8 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
 
 
 def _without(weights: Array, draft: Draft, node: int) -> Array:
-  """max(0, weights - q), q being the distribution of a node's token; see
-  `decision.subtract_draft`, which has another one for each row."""
+  """Computes max(0, weights - q), q being a node's distribution; cf.
+  `decision.subtract_draft`, whose position differs by row."""
   if draft.probs is not None:
     return jnp.maximum(weights - draft.probs[:, node - 1], 0.0)
   ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
