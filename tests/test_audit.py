@@ -160,6 +160,12 @@ def test_faults_and_figures_of_a_report():
     audit(lambda p, n, s: sampler()(p, n, 0), next_probs, [[1]], **options)
   with pytest.raises(ValueError, match='V'):
     audit(sampler(), lambda prefix: np.ones(3), [[1]], **options)
+  for wrong in (np.full(VOCAB_SIZE, np.nan), -TABLE[0]):
+    with pytest.raises(ValueError, match=r'of \(1,\) are no probabilities'):
+      audit(sampler(), lambda prefix, given=wrong: given, [[1]], **options)
+  for none in ({'prompts': []}, {'num_tokens': 0}, {'num_draws': 0}):
+    with pytest.raises(ValueError, match='at least 1'):
+      audit(sampler(), next_probs, **{'prompts': [[1]], **options, **none})
 
 
 def test_greedy_tokens_are_compared_apart():

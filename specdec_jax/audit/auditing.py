@@ -54,10 +54,13 @@ def audit(
     false_alarm_rate: of all tests together.
 
   Raises:
-    ValueError: if `sample` ignores its seed, or a token is not below V.
+    ValueError: if `sample` ignores its seed, a token is not below V, there is
+      nothing to draw, or what `next_probs` gives are no probabilities.
   """
   if isinstance(num_tokens, int):
     num_tokens = [num_tokens] * len(prompts)
+  if not prompts or min(*num_tokens, num_draws) < 1:
+    raise ValueError('give prompts, and num_tokens and num_draws of at least 1')
   tests: list[_Test] = []
   faults, differences = [], []
   for i, prompt in enumerate(map(tuple, prompts)):
@@ -146,6 +149,12 @@ def _rows(
   for group, of_seed in groups[: _MAX_PREFIXES if len(joined) else 0]:
     prefix, after = group[0, :position].tolist(), group[:, position]
     probs = np.asarray(next_probs((*prompt, *prefix)), np.float64)
+    # NaN is neither; shares that do not sum to 1 will do.
+    if not ((probs >= 0) & (probs < np.inf)).all():
+      raise ValueError(
+        f'next_probs of {(*prompt, *prefix)} are no probabilities: they range '
+        f'from {probs.min():g} to {probs.max():g}'
+      )
     if after.max() >= len(probs):
       raise ValueError(f'token {after.max()} is not below V = {len(probs)}')
     ranks = np.argsort(-probs, kind='stable')
