@@ -75,8 +75,9 @@ class Conversation:
     )
     self.decoder = decoder
     self._system = system
-    # Of the last turn; None before the first.
+    # Both are of the last turn; None before the first.
     self._state: DecodeState | None = None
+    self._last: Stream | None = None
     self._room = 0
     self.reset()
     # Raises without a chat template.
@@ -85,6 +86,7 @@ class Conversation:
 
   def reset(self) -> None:
     """Forgets all but the message of the system."""
+    self._end_turn()
     self.messages: list[dict[str, Any]] = []
     if self._system is not None:
       self.messages.append({'role': 'system', 'content': self._system})
@@ -102,14 +104,21 @@ class Conversation:
     """Answers a message of the user, piece by piece; `show` gets the record of
     each iteration, see `trace.recording`.
 
-    An answer that is broken off, by an interrupt or `close`, stays in the
-    conversation as far as it came. ValueError if the message is empty, or the
-    context is full.
+    An answer that is broken off, by an interrupt, `close` or the next message,
+    stays in the conversation as far as it came. ValueError if the message is
+    empty, or the context is full.
     """
     if not text.strip():
       raise ValueError('the message is empty')
     text_lines.check_encodable(text, 'the message')
-    return Stream(self._answer(self._packed(text), show))
+    self._end_turn()
+    self._last = Stream(self._answer(self._packed(text), show))
+    return self._last
+
+  def _end_turn(self) -> None:
+    """Breaks the last answer off, if it is not whole."""
+    if self._last is not None:
+      self._last.close()
 
   def _packed(self, text: str) -> Batch:
     """Packs the conversation with one more message of the user."""

@@ -49,3 +49,19 @@ def test_ten_turns_are_ten_long_prompts(decoder, chat):
     assert chat.messages[-1]['content'] == answers[-1].text
   assert lengths[-1] > 6 * chat.num_fed
   assert [each.tokens for each in answers] == whole(decoder, *asked)
+
+
+def test_the_next_message_breaks_an_answer_off(decoder, chat):
+  answer = chat.stream('the in ab')  # It lives on, in the middle.
+  said = next(iter(answer))
+  later = chat.stream('ab')
+  roles = [each['role'] for each in chat.messages]
+  assert roles == ['user', 'assistant']
+  assert chat.messages[-1]['content'] == said
+  asked = [*chat.messages, {'role': 'user', 'content': 'ab'}]
+  assert ''.join(later) == later.completion.text
+  assert [later.completion.tokens] == whole(decoder, asked)
+  assert list(answer) == []
+  chat.stream('in')  # Nobody reads it.
+  chat.reset()
+  assert chat.messages == []
