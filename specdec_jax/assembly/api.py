@@ -305,14 +305,10 @@ def stream(
   """
   sampling_lib.check_names(options)
   inputs = _prompts([text], tools, chat=chat)
-  settings = DecodeSettings(
-    max_new_tokens=max_new_tokens,
-    chat=chat,
-    system=system,
-    seed=seed,
-    stop=stop,
-    **options,
+  of_all, of_texts = packing.by_text(
+    1, max_new_tokens=max_new_tokens, seed=seed, stop=stop, **options
   )
+  settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   [batch] = packing.pack(decoder, inputs, settings)
   decoder = auto_gamma.settled(running.suited(decoder, batch), settings)
   iterate = running.compile_iterations(decoder, batch, settings)

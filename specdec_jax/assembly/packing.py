@@ -26,6 +26,7 @@ def by_text(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
   """Splits settings into those of all texts and those of each, none if no value
   is a list of one for each; ValueError for a list of another length."""
+  given = {name: _plain(value) for name, value in given.items()}
   # stop=['a', 'b'] is for all of two texts, stop=[['a'], ['b']] for each.
   lists = {
     name: value
@@ -47,9 +48,16 @@ def by_text(
   return of_all, [dict(zip(lists, values, strict=True)) for values in each]
 
 
+def _plain(value: Any) -> Any:
+  """Python's own numbers and lists of what may be those of numpy or jax."""
+  value = value.tolist() if hasattr(value, 'tolist') else value
+  is_list = isinstance(value, list | tuple | range)
+  return [*map(_plain, value)] if is_list else value
+
+
 def _depth(value: Any) -> int:
   """How many lists are around what a value has, such as 2 of [['a'], ['b']]."""
-  if not isinstance(value, list | tuple):
+  if not isinstance(value, list):
     return 0
   return 1 + max(map(_depth, value), default=0)
 

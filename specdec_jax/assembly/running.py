@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -76,10 +76,13 @@ class DecodeSettings(Options):
       raise ValueError('system is for chat, which is not given')
     if self.batch_size % self.num_devices:
       raise ValueError(
-        f'{self.batch_size} rows do not divide over {self.num_devices} devices'
+        f'batch_size: {self.batch_size} rows do not divide over '
+        f'{self.num_devices} devices (num_devices)'
       )
-    if isinstance(self.stop, str):
-      raise ValueError('stop is a string: give a list of them')
+    # An iterator would be empty once its strings are checked.
+    if isinstance(self.stop, str) or not isinstance(self.stop, Collection):
+      kind = 'a string' if isinstance(self.stop, str) else repr(self.stop)
+      raise ValueError(f'stop is {kind}: give a list of strings')
     for stop in self.stop:
       if not isinstance(stop, str) or not stop:
         raise ValueError(f'a stop string is empty, or no string: {stop!r}')
@@ -141,7 +144,9 @@ def check_count(name: str, value: int) -> None:
 def check_seed(seed: int) -> None:
   """Raises ValueError unless `seed` is an integer from 0 to 2**32 - 1."""
   if type(seed) is not int or not 0 <= seed < 2**32:
-    raise ValueError(f'seed should be from 0 to 2**32 - 1, got {seed!r}')
+    raise ValueError(
+      f'seed should be an integer from 0 to 2**32 - 1, got {seed!r}'
+    )
 
 
 @jax.jit

@@ -22,6 +22,7 @@ temperature = number(
 )
 # What changes nothing where the likeliest is taken.
 LIMITS = 'top_k', 'top_p', 'min_p', 'typical_p'
+_NO_NUMBERS = str, bool, list, tuple, dict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,9 @@ class Sampling(Options):
   def __post_init__(self):
     # gin's macros are often texts by mistake, and '0.5' < 1 a TypeError.
     for name, value in vars(self).items():
-      if isinstance(value, str) and name not in constraints.NAMES:
+      is_drawn = name in ('temperature', *LIMITS)
+      wrong = _NO_NUMBERS if is_drawn else str
+      if isinstance(value, wrong) and name not in constraints.NAMES:
         raise ValueError(f'{name} must be a number, got {value!r}')
     self.to_probs(1)  # Raises where a value is out of range.
     processing.check(self)
