@@ -48,7 +48,7 @@ class Decoder:
       that no bit of a row depends on what was drafted.
     programs: what was compiled, by parts, shapes and devices.
     gammas: what was measured for `Auto`, by rows and devices of a batch.
-    others: the decoders of `at`, by gamma, and that of `sampled`, by -1.
+    others: the decoders of `at`, by gamma, and that of `sampled`, by None.
   """
 
   model: Model
@@ -58,7 +58,7 @@ class Decoder:
   drafting: Drafting
   rule: Rule
   method: Method
-  params: Params
+  params: Params = dataclasses.field(repr=False)
   exact_bits: bool = False
   # Found out while it is used.
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
@@ -67,7 +67,7 @@ class Decoder:
   gammas: dict[tuple[int, int], ChosenGamma] = dataclasses.field(
     default_factory=dict, repr=False
   )
-  others: dict[int, 'Decoder'] = dataclasses.field(
+  others: dict[int | None, 'Decoder'] = dataclasses.field(
     default_factory=dict, repr=False
   )
 
@@ -136,14 +136,14 @@ class Decoder:
     it is greedy. ValueError if its rule is for greedy decoding alone."""
     if not self.sampling.is_greedy:
       return self
-    if -1 not in self.others:
+    if None not in self.others:
       # Which temperature does not matter: that of each row counts.
       sampling = dataclasses.replace(self.sampling, temperature=1.0)
       seen = dataclasses.replace(self.seen, sampling=sampling)
       chosen = self.choice, self.rule, self.length
       made = _made(seen, *chosen, exact_bits=self.exact_bits)
-      self.others[-1] = self._forgetful(**made)
-    return self.others[-1]
+      self.others[None] = self._forgetful(**made)
+    return self.others[None]
 
   def _forgetful(self, **fields: Any) -> 'Decoder':
     """Returns a copy with other `fields` that has compiled nothing yet."""
@@ -156,14 +156,19 @@ class Decoder:
     such as `Completion.context`; the oldest make room.
 
     All are sorted anew, so that many are better given at once; nothing is
-    compiled again. ValueError if the drafter is not 'suffix'.
+    compiled again. ValueError if the drafter is not 'suffix', or an id is none
+    of the target.
     """
     if isinstance(texts, str):
       raise ValueError('texts is a string: give a list of them')
     if not isinstance(pool := self.params.drafter, Pool):
       raise ValueError("only a decoder with drafter='suffix' remembers texts")
     encode = functools.partial(self.vocabulary.encode, add_special_tokens=False)
-    ids = (encode(each) if isinstance(each, str) else each for each in texts)
+    ids = [encode(each) if isinstance(each, str) else each for each in texts]
+    most = self.seen.vocab_size - 1
+    for i, row in enumerate(ids, start=1):
+      if min(row, default=0) < 0 or max(row, default=0) > most:
+        raise ValueError(f'text {i} has ids that are not from 0 to {most}')
     pool = jax.device_put(text_pool.remember(pool, ids))
     params = self.params._replace(drafter=pool)
     return dataclasses.replace(self, params=params)

@@ -69,9 +69,9 @@ def of_batch(
   temperature[temperature == 0] = 1
   how = dataclasses.replace(how, temperature=temperature)
   prompt = dataclasses.replace(prompt, sampling=how)
-  score = _scorer(
-    decoder.config, decoder.seen.vocab_size, settings.top_logprobs
-  )
+  vocab_size = decoder.seen.vocab_size
+  num_top = min(settings.top_logprobs, vocab_size)
+  score = _scorer(decoder.config, vocab_size, num_top)
   params = running.place(decoder.params.target, num_devices, is_batch=False)
   rows = running.place(
     (prompt, output.tokens, output.lengths), num_devices, is_batch=True

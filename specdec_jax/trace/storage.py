@@ -150,6 +150,8 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
 
   try:
     record = json.loads(line.decode(), parse_constant=refuse)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'not a record of a trace: {error}') from error
   except RecursionError:
     raise ValueError('its lists are nested too deeply') from None
   kind = record.get('type') if isinstance(record, dict) else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 pytest.importorskip('safetensors')
@@ -199,6 +200,8 @@ def test_other_processors_compile_nothing(decoder, compiled_events):
     ({'temperature': -1.0}, 'temperature.*-1'),
     ({'temperature': [0.5, 'hot']}, "temperature.*'hot'"),
     ({'temperature': [0.5]}, 'temperature .*1 for 2'),
+    ({'temperature': [[0.5], 1]}, r'temperature .*number, got \[0.5\]'),
+    ({'temperature': True}, 'temperature .*number, got True'),
     ({'top_k': 3}, 'top_k 3 .*temperature 0'),
     ({'top_p': 1.5, 'temperature': 1.0}, 'top_p.*1.5'),
     ({'seed': [1, -1]}, 'seed.*-1'),
@@ -291,6 +294,9 @@ def test_a_character_of_several_tokens_is_shown_whole():
     (['ab'], {'stop': 'ab'}, 'stop is a string'),
     (['ab'], {'stop': ['']}, 'stop.*empty'),
     (['ab'], {'stop': ['a', None]}, 'stop.*None'),
+    (['ab'], {'stop': None}, 'stop is None'),
+    (['ab'], {'stop': iter(['a'])}, 'stop is .*iterator'),
+    (['ab'], {'seed': 1.0}, 'seed should be an integer'),
     (['ab'], {'stop': ['<|im_end|>']}, r"'<\|im_end\|>'"),
     (['ab'], {'num_devices': 99}, '99: there are'),
     (['ab'] * 3, {'num_devices': 2, 'batch_size': 3}, '3 rows.*2 devices'),
@@ -322,6 +328,33 @@ def test_a_conversation_is_a_text(decoder):
   assert longer.prompt == 'the'
   stream = specdec_jax.stream(decoder, turns[:2], max_new_tokens=NUM_NEW)
   assert (''.join(stream), stream.completion.prompt) == (chat.text, 'ab')
+
+
+def test_numbers_may_be_those_of_numpy(decoder):
+  found = generate(
+    decoder,
+    TEXTS[:2],
+    seed=np.arange(2),
+    temperature=np.array([0, 0.5]),
+    top_k=[None, np.int32(5)],
+  )
+  plain = {'temperature': [0, 0.5], 'top_k': [None, 5]}
+  same = generate(decoder, TEXTS[:2], seed=range(2), **plain)
+  assert found == same
+  stream = specdec_jax.stream(
+    decoder, TEXTS[0], max_new_tokens=np.int64(NUM_NEW), seed=np.uint32(0)
+  )
+  assert ''.join(stream) == found[0].text
+
+
+def test_a_decoder_is_shown_without_its_weights(decoder):
+  assert len(repr(decoder)) < 20_000
+
+
+def test_a_gamma_below_one_is_refused(decoder):
+  generate(decoder, TEXTS[:1], temperature=0.5)  # Makes a decoder of samples.
+  with pytest.raises(ValueError, match='gamma'):
+    decoder.at(-1)
 
 
 def test_no_texts_are_no_completions(decoder):
@@ -561,6 +594,9 @@ def test_who_does_not_remember_says_so(folder, decoder):
   forgetful = specdec_jax.load(folder, drafter='suffix')
   with pytest.raises(ValueError, match='is a string'):
     forgetful.remember('the in ab')
+  for token in (-1, 10**6):
+    with pytest.raises(ValueError, match='text 2 has ids'):
+      forgetful.remember([[1], [2, token]])
 
 
 def test_all_gammas_have_what_is_remembered(folder):

@@ -138,5 +138,9 @@ def test_who_asks_for_none_gets_none(folder):
   found = ask(top_logprobs=2)
   assert [len(top) for top in found.top_log_probs] == [2] * 4
   assert found.tokens == tuple(top[0][0] for top in found.top_log_probs)
+  # No more than there are.
+  most = decoder.seen.vocab_size
+  every = ask(top_logprobs=10**6).top_log_probs
+  assert [len(top) for top in every] == [most] * 4
   with pytest.raises(ValueError, match=r'top_logprobs.*0'):
     ask(top_logprobs=0)

@@ -167,8 +167,8 @@ def test_errors_name_the_line(records, path, line, change, reason):
 @pytest.mark.parametrize(
   ('junk', 'reason'),
   [
-    (b'{"type": "pro', 'Unterminated string'),
-    (b'', 'Expecting value'),
+    (b'{"type": "pro', 'not a record of a trace: Unterminated string'),
+    (b'', 'not a record of a trace: Expecting value'),
     (b'\xff', "'utf-8'"),
     (b'[' * 200_000 + b']' * 200_000, 'its lists are nested too deeply'),
   ],

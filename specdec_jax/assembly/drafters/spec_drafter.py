@@ -28,6 +28,11 @@ class SpecDrafter:
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'spec_drafter')
     gamma = lengths.fixed(length)
+    if not families.has_encoder(target.config):
+      raise ValueError(
+        f'{self.model.checkpoint} reads what an encoder made, and '
+        f'{target.name} has none: give a draft_model of another kind'
+      )
     # It was trained for one target, and is padded as that is.
     own, num_logits = config.vocab_size, target.config.vocab_size
     if own != num_logits:
