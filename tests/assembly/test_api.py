@@ -403,6 +403,7 @@ def test_a_stream_is_of_one_text(decoder):
     ({'drafter': 'ngram', 'ngram_text': 'nowhere'}, 'text.*nowhere'),
     ({'top_k': 3}, 'top_k 3 .*temperature 0'),
     ({'gamma': 'atuo'}, "'atuo'.*'auto'"),
+    ({'draft_model': 'ende-spec-drafter'}, 'ende-spec-drafter.*has none'),
     ({'gamma': 500}, 'gamma 500.*128'),
   ],
 )
