@@ -1,4 +1,4 @@
-"""Sources of guesses, each a pair of pure functions."""
+"""Drafters: sources of drafts, each a few pure functions (`base.Drafter`)."""
 
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive

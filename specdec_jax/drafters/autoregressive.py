@@ -1,4 +1,4 @@
-"""A smaller language model as the drafter (Leviathan et al., Algorithm 1)."""
+"""Drafting with a smaller language model (Leviathan et al., Algorithm 1)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,27 +11,26 @@ from specdec_jax import arrays, base, distributions, keys, processors
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Placement
 from specdec_jax.drafters.stateless import check_gamma
 
-# Logits, nothing beside the cache, and the cache.
+# Logits, `left` (empty for a language model), and the cache.
 _Fed = tuple[Array, tuple[()], Arrays]
 
 
 class Chain(NamedTuple):
-  """What drafts token after token, as three pure functions.
+  """A network that drafts token by token, as three pure functions.
 
-  `left`, arrays `[B, T, ...]` of the T tokens of a call, is what a token's
-  successors need beside the cache.
+  `left`, arrays `[B, T, ...]`, is what the tokens after each of a call's T
+  tokens need beside the cache, such as EAGLE's features.
 
   Attributes:
-    init: as of `Drafter`; its state is the cache.
-    catch_up: `(params, context, cache) -> (logits[B, V], left, cache)`: takes
-      in what was committed since, and says what follows all of it; `left` is of
-      the last token alone.
+    init: as in `Drafter`; its state is the cache.
+    catch_up: `(params, context, cache) -> (logits[B, V], left, cache)`: feeds
+      what was committed since the last call and returns the logits after it;
+      `left` is of the last token alone.
     extend: `(params, tokens[B, T], left, cache, placement=None) -> (logits[B,
-      T, V], left, cache)`: appends tokens; the `left` that it takes is that of
-      the token before each, or of its parent, with a `Placement`. The cache
-      then has `capacity`.
-    reads_target_cache: as of `Drafter`, for `init` and `catch_up`.
-    lag: positions from a token's entry of the cache to its place in the text.
+      T, V], left, cache)`: appends tokens, given the `left` of the token before
+      each, or with a `Placement` of its parent; the cache then has `capacity`.
+    reads_target_cache: as in `Drafter`, for `init` and `catch_up`.
+    lag: a token's position in the text less its entry in the cache.
   """
 
   init: Callable[..., Arrays]
@@ -55,14 +54,14 @@ def autoregressive(
     model: a language model, or another chain, such as `drafters.eagle`; its
       params are the drafter's params.
     gamma: tokens per iteration.
-    logits_to_probs: how the drafter is sampled. For the loop to accept well,
-      the same standardisation as the target's; for it to be lossless, any.
-    is_argmax: drafts the likeliest token, for greedy decoding, in which q is
-      one-hot. Arrays `logits_to_probs` of the same argmax will do then.
-    token_ids: int32 `[N]`, for `is_argmax`: the only tokens that the model has
-      logits of, a draft vocabulary (FR-Spec, https://arxiv.org/abs/2502.14856).
+    logits_to_probs: how the drafter is sampled. Any is lossless; the target's
+      own has the most drafts accepted.
+    is_argmax: drafts the likeliest token, so that q is one-hot, for greedy
+      decoding; `logits_to_probs` then only has to keep the argmax.
+    token_ids: int32 `[N]`, a draft vocabulary: the tokens the model has logits
+      of (FR-Spec, https://arxiv.org/abs/2502.14856). Needs `is_argmax`.
 
-  ValueError if `gamma` is less than 1, or for `token_ids` alone.
+  Raises ValueError if `gamma` is below 1, or for `token_ids` alone.
   """
   check_gamma(gamma)
   if token_ids is not None and not is_argmax:
@@ -118,16 +117,17 @@ def autoregressive(
 
 
 def _of_all_ids(logits: Array, token_ids: np.ndarray) -> Array:
-  """Logits `[B, N]` of some ids among those of all up to the largest."""
+  """Scatters logits `[B, N]` of some ids among all ids up to the largest."""
+  # ids [0, 3] -> [a, -inf, -inf, b]
   shape = logits.shape[0], int(token_ids.max()) + 1
   return jnp.full(shape, -jnp.inf).at[:, jnp.asarray(token_ids)].set(logits)
 
 
 def reader(model: base.LanguageModel | Chain) -> Callable[..., Arrays]:
-  """Makes `Drafter.read` of what drafts: a catch-up over given text."""
+  """Makes a `Drafter.read`: a catch-up over given text."""
 
   def read(params: Arrays, *args: Arrays, width: int) -> Arrays:
-    # It feeds the last token, too, which the next catch-up feeds again.
+    # This feeds the last token as well; the next catch-up feeds it again.
     chain = as_chain(model, num_unread=width + 1)
     return chain.catch_up(params, *args)[-1]
 
@@ -137,12 +137,12 @@ def reader(model: base.LanguageModel | Chain) -> Callable[..., Arrays]:
 def as_chain(
   model: base.LanguageModel | Chain, *, num_unread: int = 2
 ) -> Chain:
-  """Makes a chain of a model: catching up feeds `num_unread` committed tokens.
+  """Makes a chain of a model; catching up feeds `num_unread` committed tokens.
 
-  After full acceptance the cache lacks the last drafted token and the bonus
-  token, otherwise one; to feed two always keeps one static shape. A lone row on
-  a CPU is fed what lies beyond `cache.lengths` instead, token by token. Of a
-  tree of depth D it may lack D + 1, as it holds the tree in the tree's order.
+  The cache lacks one token, or, after full acceptance, two: the last drafted
+  one and the bonus. Two are fed always, for a static shape, except that with
+  one row on a CPU only the missing ones are fed, one by one. After a tree of
+  depth D up to D + 1 may be missing, as the cache has the tree's order.
   """
   if isinstance(model, Chain):
     return model
@@ -156,8 +156,8 @@ def as_chain(
     )
 
   def one_by_one(params: Arrays, context: Context, cache: Arrays) -> _Fed:
-    # Mostly one token is missing, and small kernels over one row are faster on
-    # a CPU than over two.
+    # Usually one token is missing, and on a CPU small kernels are faster over
+    # one row than over two.
     last = context.lengths[0] - 1
 
     def feed(position, carry):
@@ -173,6 +173,8 @@ def as_chain(
     return fed[0], (), fed[1]
 
   def together(params: Arrays, context: Context, cache: Arrays) -> _Fed:
+    # Length 9 feeds tokens 7 and 8; length 1 feeds 0 and a stale one, and reads
+    # the logits at 0.
     starts = jnp.maximum(context.lengths - num_unread, 0)
     cache = model.rewind(cache, starts)
     tokens = arrays.read_block(context.tokens, starts, num_unread)
@@ -187,7 +189,7 @@ def as_chain(
     cache: Arrays,
     placement: Placement | None = None,
   ) -> _Fed:
-    # Models without `gather` know of no placement.
+    # A model without `gather` does not accept the keyword.
     more = {} if placement is None else {'placement': placement}
     logits, cache = model.extend(params, tokens, cache, **more)
     return logits, left, cache

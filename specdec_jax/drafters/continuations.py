@@ -1,5 +1,4 @@
-"""Several copies from the context at once, as a tree: prompt lookup where text
-went on in more than one way."""
+"""Prompt lookup with several continuations at once, as a tree."""
 
 import jax.numpy as jnp
 
@@ -16,10 +15,10 @@ from specdec_jax.drafters.stateless import check_gamma
 
 
 def tree_of_copies(gamma: int, num_continuations: int) -> Tree:
-  """Returns the tree of chains from the root; ValueError as `continuations`.
+  """Makes the tree of chains from the root; ValueError as `continuations`.
 
-  Depth by depth, three chains of two nodes are nodes 1, 2, 3 and then 4, 5, 6,
-  whose parents are 1, 2, 3.
+  Three chains of two nodes are nodes 1, 2, 3 and, below them, 4, 5, 6: the
+  parents are (0, 0, 0, 1, 2, 3).
   """
   check_gamma(gamma)
   if num_continuations < 1:
@@ -41,11 +40,10 @@ def continuations(
 ) -> Drafter:
   """Proposes chains of gamma tokens from the root, each a copy.
 
-  The first follows the match that `prompt_lookup` would follow, the next one
-  the best of those that go on with another token, and so on; where there are
-  fewer, the first is repeated. A copy that comes to the end of the text goes on
-  with what it has copied, so that all are of one length. A row in which nothing
-  matches has no draft. N-gram lengths, and what is raised, are those of
+  The first continues the match of `prompt_lookup`, each further one the best
+  match that continues with another token; missing ones repeat the first. A copy
+  that reaches the end of the text starts over, so that all have gamma tokens. A
+  row without a match has no draft. N-gram lengths and errors are those of
   `prompt_lookup`.
   """
   tree = tree_of_copies(gamma, num_continuations)
@@ -67,10 +65,11 @@ def continuations(
       starts, is_found = best_match(sizes, lengths, gamma, shortest)
       found.append(jnp.where(is_found, starts, best))
     all_starts = jnp.stack(found, axis=1)
+    # A text of 9 copied from 7 has period 2: positions 7, 8, 7, 8.
     period = lengths[:, None] - all_starts
     steps = jnp.arange(gamma, dtype=jnp.int32)
     copied = all_starts[:, None] + steps[None, :, None] % period[:, None]
-    # Depth by depth, as the nodes of a tree are.
+    # `[B, G, C]` flattened is in breadth-first order: depth 1 first.
     copied = copied.reshape(lengths.size, num_nodes)
     draft = Draft(
       tokens=jnp.take_along_axis(tokens, copied, axis=1),

@@ -1,4 +1,4 @@
-"""What a target's last call leaves in its cache for drafters that read it."""
+"""Features that a target's last call leaves in its cache for drafters."""
 
 import dataclasses
 
@@ -10,16 +10,16 @@ from specdec_jax.base import Array, Arrays
 
 @base.value
 class FeatureCache:
-  """A target's cache, and the features of its last call.
+  """A target's cache and the features, hidden states, of its last call.
 
   Attributes:
-    target: the target's own.
-    features: `[B, W, F]`, those of the call's first W tokens; of all of its
-      tokens if these were placed, until `gather` leaves W of them.
-    starts: int32 `[B]`, the position of the first of them. After the prefill it
-      is that of the last token that was read, -1 if there was none.
-    prompt: `[B, P-1, F]`, those of all tokens of the prefill; None once the
-      drafter has read them.
+    target: the target's own cache.
+    features: `[B, W, F]`, of the call's first W tokens; with a `Placement`, of
+      all its tokens until `gather` leaves W of them.
+    starts: int32 `[B]`, the position of the first feature; after the prefill
+      that of the last token read, -1 if there was none.
+    prompt: `[B, P-1, F]`, of all tokens of the prefill; None once the drafter
+      has read them.
   """
 
   target: Arrays
@@ -39,9 +39,10 @@ class FeatureCache:
 
 
 def of_last_read(cache: FeatureCache, lengths: Array) -> tuple[Array, Array]:
-  """Features `[B, F]` of the token before the pending one, the last that the
-  target read, and whether they are there, bool `[B]`; `lengths` are those of
-  the context."""
+  """Picks the features `[B, F]` of the token before the pending one, the last
+  that the target read, and tells, bool `[B]`, whether there are any; `lengths`
+  are the context's."""
+  # A call from position 5 with 2 accepted: length 9, feature 9 - 2 - 5 = 2.
   offsets = lengths - 2 - cache.starts
   is_within = (offsets >= 0) & (offsets < cache.features.shape[1])
   found = arrays.read_block(cache.features, offsets, 1)[:, 0]
@@ -51,11 +52,11 @@ def of_last_read(cache: FeatureCache, lengths: Array) -> tuple[Array, Array]:
 def gather(
   cache: FeatureCache, starts: Array, offsets: Array, *, width: int
 ) -> FeatureCache:
-  """Returns the cache with the features of the W entries from `cache.starts`
-  on, in the order in which `LanguageModel.gather` leaves the entries.
+  """Reorders the features as `LanguageModel.gather` reorders the entries, and
+  keeps those of the W entries from `cache.starts` on.
 
   With the root's features at entry 7, so that `starts` is 8, and a path whose
-  `offsets` are `[1, 4]`, features 0, 2 and 5 become those of entries 7, 8, 9.
+  `offsets` are [1, 4], features 0, 2 and 5 become those of entries 7, 8, 9.
   """
   first = starts - cache.starts
   kept = arrays.block_positions(jnp.zeros_like(starts), width)

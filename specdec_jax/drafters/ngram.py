@@ -1,5 +1,4 @@
-"""N-gram tables as drafters: the cheapest models there are (Leviathan et al.,
-Sec. 4.3, with unigrams and bigrams)."""
+"""Bigram and unigram tables as drafters (Leviathan et al., Sec. 4.3)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,8 @@ from specdec_jax.drafters.stateless import stateless
 class NGramTable:
   """A bigram distribution with back-off to unigrams; order 1 has no bigrams.
 
-  q(x | y) is `successor_probs[y, k]` where x is `successors[y, k]`, plus
-  `backoff[y] * unigram[x]`.
+  q(x | y) = `successor_probs[y, k]`, if x is `successors[y, k]` for some k,
+  plus `backoff[y] * unigram[x]`.
 
   Attributes:
     unigram: float32 `[V]`, positive, normalised.
@@ -40,9 +39,9 @@ def ngram(
 ) -> Drafter:
   """Drafts gamma tokens from a table of `data.ngram_counts.estimate`.
 
-  `logits_to_probs` says how its log-probabilities are sampled. None takes the
-  most likely token each time: a deterministic drafter, whose one-hot
-  distribution is never materialised. ValueError if `gamma` is less than 1.
+  `logits_to_probs` samples its log-probabilities. None takes the likeliest
+  token each time: q is one-hot and never materialised. Raises ValueError if
+  `gamma` is below 1.
   """
 
   def propose(row_keys: Array, context: Context) -> Draft:
@@ -60,7 +59,7 @@ def ngram(
 
 
 def next_probs(table: NGramTable, previous: Array) -> Array:
-  """q(. | previous), float32 `[B, V]` for int32 `[B]`."""
+  """Computes q(. | previous), float32 `[B, V]`, for int32 `[B]`."""
   backoff = jnp.take(table.backoff, previous, mode='clip')
   probs = backoff[:, None] * table.unigram[None, :]
   successors = jnp.take(table.successors, previous, axis=0, mode='clip')
@@ -70,7 +69,7 @@ def next_probs(table: NGramTable, previous: Array) -> Array:
 
 
 def _follow(table: NGramTable, last: Array, gamma: int) -> Array:
-  """The most likely chain after `last` `[B]`: int32 `[B, gamma]`."""
+  """Follows the likeliest tokens after `last[B]`: int32 `[B, gamma]`."""
 
   def advance(token, _):
     token = jnp.take(table.most_likely, token, mode='clip')
@@ -88,7 +87,7 @@ def _draw(
   context: Context,
   logits_to_probs: LogitsToProbsFn,
 ) -> tuple[Array, Array]:
-  """A random chain after `last`: int32 `[B, G]`, float32 `[B, G, V]`."""
+  """Draws a chain after `last[B]`: int32 `[B, G]`, float32 `[B, G, V]`."""
 
   def advance(carry, row_keys):
     token, text = carry

@@ -1,5 +1,5 @@
-"""Copying from the context: what followed the last tokens when they stood there
-before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
+"""Prompt lookup: copies what followed an earlier occurrence of the last tokens
+(Leviathan et al., Sec. 6, mention the idea)."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from specdec_jax.drafters.stateless import check_gamma
 
 
 def checked_min_ngram(max_ngram: int, min_ngram: int | None) -> int:
-  """`min_ngram`, or the default; ValueError unless the lengths fit together."""
+  """Returns `min_ngram` or its default; ValueError if lengths do not fit."""
   if min_ngram is None:
     min_ngram = min(2, max_ngram)
   if not 1 <= min_ngram <= max_ngram:
@@ -26,18 +26,16 @@ def prompt_lookup(
 ) -> Drafter:
   """Copies what followed an earlier occurrence of the last tokens.
 
-  The longest suffix of the context, of `max_ngram` tokens at most, that occurs
-  earlier is continued; of several occurrences the one with the most to copy, up
-  to gamma, and of those the latest. What an encoder reads, the prompt of an
-  encoder-decoder, counts as earlier text. It runs on the device, has no
-  weights, and proposes nothing where nothing matches. Its distribution is
-  one-hot and never materialised.
+  Continues the longest suffix of the context, up to `max_ngram` tokens, that
+  occurs earlier; of several occurrences, the one with the most to copy, up to
+  gamma, and of those the latest. The encoder's input counts as earlier text.
+  Proposes nothing where nothing matches. Runs on the device, without weights;
+  q is one-hot and never materialised.
 
-  Each token of `max_ngram` takes a pass over the context. No suffix shorter
-  than `min_ngram` is trusted; None is for 2, or for `max_ngram` if that is
-  less: what follows one token alone is seldom what follows now. Raises
-  ValueError if `gamma` or an n-gram length is less than 1, or the shortest is
-  the longer one.
+  Each token of `max_ngram` costs a pass over the context. Suffixes shorter than
+  `min_ngram` are ignored; None means 2, or `max_ngram` if that is 1, since one
+  matching token predicts little. Raises ValueError if `gamma` or an n-gram
+  length is below 1, or `min_ngram` above `max_ngram`.
   """
   check_gamma(gamma)
   min_ngram = checked_min_ngram(max_ngram, min_ngram)
@@ -62,14 +60,15 @@ def prompt_lookup(
 def source_of(
   params: Arrays, prompt: Prompt, max_len: int
 ) -> tuple[Array, ...]:
-  """As `Drafter.init`: the encoder's tokens, `[B, E]`, if there are any."""
+  """Keeps the encoder's tokens `[B, E]`, if any, as a `Drafter.init`."""
   return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
 
 
 def text_of(source: tuple[Array, ...], context: Context) -> Context:
-  """The context, behind what `source_of` gave, whose padding is id 0."""
+  """Puts the context behind the encoder's tokens of `source_of`."""
   if not source:
     return context
+  # source [5, 6, 0], whose 0 is padding, and context [1, 7] -> [5, 6, 1, 7]
   starts = jnp.sum(source[0] != 0, axis=1, dtype=jnp.int32)
   buffer = jnp.pad(source[0], ((0, 0), (0, context.tokens.shape[1])))
   return Context(
@@ -79,9 +78,9 @@ def text_of(source: tuple[Array, ...], context: Context) -> Context:
 
 
 def match_sizes(context: Context, max_ngram: int) -> Array:
-  """How many tokens up to and including each position equal the context's last:
-  int32 `[B, S]`, 0 to `max_ngram`, and 0 at and beyond the last position."""
-  # Of [1, 2, 3, 1, 2], the last being 1, 2: [0, 2, 0, 0, 0].
+  """Counts how many tokens ending at each position match the end of the text:
+  int32 `[B, S]`, 0 to `max_ngram`, and 0 from the last position on."""
+  # [1, 2, 3, 1, 2] ends in 1, 2, as it does at position 1 -> [0, 2, 0, 0, 0]
   tokens, lengths = context.tokens, context.lengths
   num_positions = tokens.shape[1]
   positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
@@ -110,14 +109,15 @@ def match_sizes(context: Context, max_ngram: int) -> Array:
 def best_match(
   sizes: Array, lengths: Array, gamma: int, min_ngram: int
 ) -> tuple[Array, Array]:
-  """Where the continuation of the best match starts, int32 `[B]`, and whether
-  there is one, bool `[B]`."""
+  """Finds where the continuation of the best match starts, int32 `[B]`, and
+  whether there is one, bool `[B]`."""
   num_positions = sizes.shape[1]
   positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
   room = jnp.clip(lengths[:, None] - 1 - positions, 0, gamma)
   is_best = sizes >= min_ngram
   best = sizes
-  # One after the other: as one number they would overflow.
+  # Longest match, then most to copy, then latest, in three passes: combined in
+  # one integer they would overflow.
   for values in (sizes, room, positions):
     values = jnp.where(is_best, values, -1)
     best = jnp.max(values, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The Spec-Drafter fills a block in one pass (Xia et al., arXiv 2203.16487)."""
+"""SpecDec's drafter: a block in one pass (Xia et al., arXiv 2203.16487)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,13 +15,13 @@ class BlockModel(NamedTuple):
   """A network that fills a block of unknown tokens, as two pure functions.
 
   Attributes:
-    init: `(params, encoder_tokens[B, E], num_positions) -> memory`: all that
-      depends on the source alone, for texts of up to `num_positions` tokens,
-      the block included.
+    init: `(params, encoder_tokens[B, E], num_positions) -> memory`: computes
+      what depends on the source alone, for texts of up to `num_positions`
+      tokens, the block included.
     predict: `(params, tokens[B, N], lengths[B], memory, width) ->
       logits[B, width, V]`: float32 logits of tokens `lengths[b]` to
-      `lengths[b] + width - 1`, given those before them and none after. The
-      start token of a decoder is no token of the text.
+      `lengths[b] + width - 1`, given only those before the block. `tokens` and
+      `lengths` are without the decoder's start token.
     vocab_size: V.
   """
 
@@ -35,18 +35,16 @@ def spec_drafter(
 ) -> Drafter:
   """Drafts the likeliest token of each of gamma positions, in one pass.
 
-  https://arxiv.org/abs/2203.16487, where gamma is k. It drafts for any target
-  whose prompt has the same source and the same vocabulary. What depends on the
-  source is computed once a decode: the encoder's output, its keys and values,
-  and the embeddings of the masks. Nothing else is kept: the decoder is
-  bidirectional over prefix and masks, so that every token of the prefix looks
-  different from its second layer on when the block moves, and cached keys would
-  be those of another network. Its distribution is one-hot and never
-  materialised.
+  https://arxiv.org/abs/2203.16487, where gamma is k. Works with any target that
+  has the same source and vocabulary. What depends on the source is computed
+  once per decode: the encoder's output, its keys and values, and the embeddings
+  of the masks. Nothing else can be cached: the decoder attends in both
+  directions over prefix and masks, so the prefix's hidden states change when
+  the block moves. q is one-hot and never materialised.
 
-  The model is one of `models.drafting.block_decoder`, and its params are the
-  drafter's; it may be trained with another k. Ids from `vocab_size` on are
-  padding and never drafted. Raises ValueError if `gamma` is less than 1, or the
+  The model is from `models.drafting.block_decoder`, its params are the
+  drafter's, and it may be trained with another k. Ids from `vocab_size` on are
+  padding and never drafted. Raises ValueError if `gamma` is below 1, or the
   prompt has no source.
   """
   check_gamma(gamma)

@@ -1,4 +1,4 @@
-"""What drafters without weights and without memory are made of."""
+"""Drafters without weights and without memory."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array, Context, Draft, Drafter
 
-# Of an iteration. Its target call has gamma + 1 positions with V probabilities
-# each: far more overflow the compiler's sizes.
+# A target call has gamma + 1 positions with V probabilities each: far larger
+# ones overflow the compiler's sizes.
 MAX_GAMMA = 1024
 
 
@@ -22,16 +22,15 @@ def check_gamma(gamma: int) -> None:
 def stateless(
   gamma: int, propose: Callable[[Array, Context], Draft]
 ) -> Drafter:
-  """A drafter of up to gamma tokens that looks at the context alone: `propose`
-  is `(row_keys[B], context) -> Draft`. ValueError if `gamma` is out of range.
-  """
+  """Makes a drafter of up to gamma tokens of `propose`, `(row_keys[B], context)
+  -> Draft`. Raises ValueError if `gamma` is out of range."""
   check_gamma(gamma)
   return _made(gamma, propose)
 
 
 def none(gamma: int = 0) -> Drafter:
-  """A drafter that never drafts: with gamma 0 an iteration is a plain step,
-  with another one of the width that drafts have."""
+  """Never drafts: with gamma 0 an iteration is a plain step, else one as wide
+  as with drafts of gamma tokens."""
 
   def propose(row_keys: Array, context: Context) -> Draft:
     del row_keys

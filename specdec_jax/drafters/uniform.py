@@ -1,4 +1,4 @@
-"""Guesses at random: the weakest drafter that speculation still survives."""
+"""Uniform random drafts: the weakest drafter, and decoding is still exact."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ def uniform(
 ) -> Drafter:
   """Draws each of gamma tokens uniformly from ids 0 to `vocab_size - 1`.
 
-  `padded_vocab_size` is V, where the target's logits have padding: its ids get
-  probability zero. Raises ValueError if `gamma` or `vocab_size` is less than 1,
-  or the padded size is the smaller one.
+  `padded_vocab_size` is V if the target's logits are padded; padding ids get
+  probability zero. Raises ValueError if `gamma` or `vocab_size` is below 1, or
+  `padded_vocab_size` is below `vocab_size`.
   """
   padded_vocab_size = padded_vocab_size or vocab_size
   if not 1 <= vocab_size <= padded_vocab_size:
