@@ -26,13 +26,13 @@ def residual(p: Array, q: Array) -> Array:
   All are float32 `[..., V]`. p and q can only be equal up to rounding where
   nothing is rejected, so the fallback is never far from the truth.
   """
-  return normalize(jnp.maximum(p - q, 0.0), p)
+  return normalize(jnp.maximum(p - q, 0.0), p)  # [.6, .4], [.9, .1]: [0, 1]
 
 
 def overlap(p: Array, q: Array) -> Array:
   """beta, the mass that p and q share, sum_x min(p(x), q(x)) (Sec. 3.1), or 1
   less their total variation; `[..., V]` to `[...]`."""
-  return jnp.sum(jnp.minimum(p, q), axis=-1)
+  return jnp.sum(jnp.minimum(p, q), axis=-1)  # [.6, .4], [.9, .1]: .7
 
 
 def sample(row_keys: Array, probs: Array) -> Array:
@@ -57,7 +57,7 @@ def _invert(draws: Array, weights: Array) -> Array:
   the largest weight's, should rounding let none pass."""
   cumulated = jnp.cumsum(weights, axis=-1)
   is_found = (cumulated > draws[:, None] * cumulated[:, -1:]) & (weights > 0)
-  index = jnp.argmax(is_found, axis=-1)
+  index = jnp.argmax(is_found, axis=-1)  # [1, 0, 3], draw .5: 1 1 4 > 2: 2
   largest = jnp.argmax(weights, axis=-1)
   index = jnp.where(jnp.any(is_found, axis=-1), index, largest)
   return index.astype(jnp.int32)

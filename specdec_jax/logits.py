@@ -1,9 +1,9 @@
-"""Standardised sampling: every way of sampling as one distribution (Leviathan
-et al., Sec. 2.2).
+"""Standardised sampling: every way of sampling becomes one distribution
+(Leviathan et al., Sec. 2.2).
 
-Temperature, all limits, and the vocabulary's padding are folded into the
-probabilities once, by one function that target and drafter share. Whatever
-is then drawn is drawn from the very array that verification reads.
+One function, which target and drafter share, folds temperature, all limits and
+the vocabulary's padding into the probabilities. Tokens are then drawn from the
+very array that verification reads.
 """
 
 import math
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.base import Array, LogitsToProbsFn, Sampling
 
-# Logits divided by much less would overflow float32.
+# Dividing logits by much less would overflow float32.
 MIN_TEMPERATURE = 1e-6
 # The order of float32 from -inf to inf, as integers; see `_keep_heaviest`.
 _ENDS = -0x7F800001, 0x7F800000
@@ -65,10 +65,9 @@ def standardize(
 
 
 def _of_rows(logits: Array, rows: Sampling) -> Array:
-  """Probabilities of float32 logits `[B, ..., V]`, each row's in its own way.
-
-  What no row asks for takes no time; what others ask for does not change a row.
-  """
+  """Computes probabilities of float32 logits `[B, ..., V]`, with settings of
+  each row. A limit that no row uses costs no time, and no row depends on the
+  settings of others."""
   column = lambda x: jnp.reshape(x, (-1,) + (1,) * (logits.ndim - 1))
   is_greedy = column(rows.temperature) == 0
   kept = logits / jnp.where(is_greedy, 1.0, column(rows.temperature))
@@ -84,23 +83,23 @@ def _of_rows(logits: Array, rows: Sampling) -> Array:
 
 
 def keep_top_k(logits: Array, k: int | Array) -> Array:
-  """Keeps the k largest logits; ties with the k-th are all kept."""
+  """Keeps the k largest logits `[..., V]`, and all ties with the k-th."""
   return _keep_heaviest(logits, logits, jnp.ones_like(logits, jnp.int32), k)
 
 
 def keep_top_p(logits: Array, p: float | Array) -> Array:
-  """Keeps the smallest set of likeliest tokens with at least `p` of the mass;
-  1 keeps all.
+  """Keeps the smallest set of likeliest tokens whose probabilities sum to at
+  least `p`, of logits `[..., V]`; 1 keeps all.
 
   Nucleus sampling (Holtzman et al., arXiv 1904.09751). The likeliest token is
-  always kept, and so are ties with the least likely one that is.
+  always kept; tokens tied with the last one kept are kept too.
   """
   return _keep_heaviest(logits, logits, jax.nn.softmax(logits), _mass(p))
 
 
 def keep_typical_p(logits: Array, p: float | Array) -> Array:
-  """Keeps the smallest set with at least `p` of the mass of the tokens whose
-  surprise is nearest to its mean, the entropy; 1 keeps all.
+  """Keeps the tokens whose surprise, -log p(x), is nearest to the entropy: the
+  fewest whose probabilities sum to at least `p`; 1 keeps all.
 
   Locally typical sampling (Meister et al., arXiv 2202.00666); ties are kept.
   """
@@ -112,8 +111,8 @@ def keep_typical_p(logits: Array, p: float | Array) -> Array:
 
 
 def _mass(p: float | Array) -> Array:
-  """A limit of `_keep_heaviest`, infinite if all is to be kept."""
-  # The mass of all may be rounded to less than 1, or reach it too early.
+  """Makes a limit for `_keep_heaviest`, infinite if p is 1 and all is kept."""
+  # Rounded sums of all probabilities may stay below 1 or reach it early.
   p = jnp.asarray(p, jnp.float32)
   return jnp.where(p < 1, p, jnp.inf)
 
@@ -122,8 +121,8 @@ def keep_min_p(logits: Array, p: float | Array) -> Array:
   """Keeps the tokens with at least `p` times the likeliest's probability.
 
   Min-p sampling (Nguyen et al., arXiv 2407.01082). The likeliest token is
-  always kept. The ratio to its probability does not change when other tokens
-  are ruled out, so min-p keeps the same tokens before top-k as after it.
+  always kept. Ruling out other tokens does not change ratios to its
+  probability, so min-p keeps the same tokens before top-k as after it.
   """
   largest = jnp.max(logits, axis=-1, keepdims=True)
   least = largest + jnp.log(jnp.asarray(p, jnp.float32))
@@ -133,22 +132,23 @@ def keep_min_p(logits: Array, p: float | Array) -> Array:
 def _keep_heaviest(
   logits: Array, scores: Array, weights: Array, limit: int | Array
 ) -> Array:
-  """Rules out each token if the `weights` of those with larger `scores`, all
+  """Rules out a token if the `weights` of all tokens with larger `scores`, all
   `[..., V]`, sum to `limit` or more.
 
-  The least score that is kept is found by bisection, 32 sums over V: to sort V
-  logits takes ten times as long on a CPU.
+  Finds the least kept score by bisection in 32 sums over V: sorting V logits
+  takes ten times as long on a CPU. With weights 1 and limit 2, scores [3, 1, 2]
+  have 0, 2, 1 above them: 3 and 2 are kept.
   """
-  # Bits of floats that are read as integers are in their order, but for
-  # negative ones, in which it is turned round: 1.0 is 0x3F800000 and 2.0
-  # 0x40000000; -1.0 is 0xBF800000 and becomes -0x3F800001.
+  # Read as integers, bits of positive floats are in order: 1.0 is 0x3F800000,
+  # 2.0 0x40000000. Those of negative ones are reversed, and are flipped: -1.0
+  # is 0xBF800000 and becomes -0x3F800001.
   float_at = lambda i: jax.lax.bitcast_convert_type(
     jnp.where(i < 0, i ^ 0x7FFFFFFF, i), jnp.float32
   )
 
   def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
     low, high = ends
-    # (low + high) // 2, which 32 bits do not hold.
+    # (low + high) // 2, whose sum could overflow 32 bits.
     middle = (low >> 1) + (high >> 1) + (low & high & 1)
     above = jnp.where(scores > float_at(middle), weights, 0)
     total = jnp.sum(above, axis=-1, keepdims=True, dtype=weights.dtype)
@@ -162,7 +162,8 @@ def _keep_heaviest(
 
 
 def mask_padding(vocab_size: int) -> Callable[[Array], Array]:
-  """Rules out ids at or beyond `vocab_size`, which only pad the embeddings."""
+  """Makes a function of logits `[..., V]` that rules out ids from `vocab_size`
+  on, which only pad the embeddings. Raises ValueError for one below 1."""
   if vocab_size < 1:
     raise ValueError(f'vocab_size must be at least 1, got {vocab_size}')
 
@@ -176,8 +177,8 @@ def mask_padding(vocab_size: int) -> Callable[[Array], Array]:
 
 
 def one_hot_of_best(logits: Array) -> Array:
-  """The softmax at temperature 0: 1 at the first maximum of logits `[..., V]`,
-  0 elsewhere, float32."""
+  """Computes the softmax at temperature 0, float32: 1 at the first maximum of
+  logits `[..., V]`, 0 elsewhere."""
   best = arrays.argmax(logits)[..., None]
   ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
   return (ids == best).astype(jnp.float32)

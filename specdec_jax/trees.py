@@ -1,8 +1,7 @@
 """Arithmetic of draft trees: depths, levels, ancestors, and attention masks.
 
 A `base.Tree` is static: all but `placement`, `path_of` and `line_of` is numpy.
-Examples are of the parents (0, 0, 1): the root 0 has children 1 and 2, and node
-1 has child 3.
+Examples have the parents (0, 0, 1): nodes 1 and 2 below the root, 3 below 1.
 """
 
 import itertools
@@ -30,8 +29,7 @@ def check(tree: Tree) -> None:
 
 
 def depths(tree: Tree) -> np.ndarray:
-  """Returns each node's distance from the root, int32 `[N + 1]`: [0, 1, 1, 2]
-  in the example."""
+  """Returns each node's depth, int32 `[N + 1]`: [0, 1, 1, 2]."""
   found = [0]
   for parent in tree.parents:
     found.append(found[parent] + 1)

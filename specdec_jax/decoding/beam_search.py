@@ -62,9 +62,8 @@ class Search:
   """The state of a search; a row's live sequences have one length.
 
   `processors` are the prompt's, if any, and `starts` int32 `[B]` its lengths;
-  `live` is `[B, K, S]` tokens and `live_log_probs` `[B, K]`, `lengths`,
-  `max_lengths`, `is_active` and `has_nan` are `[B]`, `finished*` are as in
-  `BeamOutput`.
+  `live` is `[B, K, S]` tokens, `live_log_probs` `[B, K]`; `finished*` are as in
+  `BeamOutput`, all others are `[B]`.
   """
 
   processors: base.Processors | None

@@ -184,12 +184,11 @@ class Program:
     return Part(jax.jit(self._run), (self.params, self.state))
 
   def refill(self, batch_size: int, output_sharding: Any = None) -> Refill:
-    """Returns the programs of a batch of `batch_size` rows in which finished
-    rows are replaced, as many at once as `prompt` has: more mean fewer
-    prefills, but rows wait longer for them. Each is compiled at its first call.
+    """Returns the programs of a batch of `batch_size` rows in which as many
+    finished rows as `prompt` has are replaced at once: more mean fewer
+    prefills, but a longer wait for them. Each is compiled at its first call.
     Results have `output_sharding`, so that this process can read them. Raises
-    ValueError if `prompt` has more rows than the batch.
-    """
+    ValueError if `prompt` has more rows than the batch."""
     num_fresh = self.prompt.decoder_lengths.shape[0]
     if num_fresh > batch_size:
       raise ValueError(

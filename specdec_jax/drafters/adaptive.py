@@ -1,4 +1,4 @@
-"""Draft models that stop early: gamma varies by row and by iteration."""
+"""Drafting that stops early: gamma varies by row and by iteration."""
 
 import dataclasses
 import functools
@@ -17,9 +17,9 @@ from specdec_jax.drafters.stateless import check_gamma
 class AdaptiveState:
   """The draft model's cache, the schedule's memory and the last draft.
 
-  `lengths` int32 `[B]` is what was committed before it, 0 if there was none,
-  and `num_drafted` int32 `[B]` what the model proposed. `first` is the state of
-  the drafter that is asked before the model.
+  `lengths`, int32 `[B]`, are the committed lengths before that draft, 0 without
+  one; `num_drafted`, int32 `[B]`, is how many tokens it had. `first` is the
+  state of the drafter that is asked before the model.
   """
 
   cache: Arrays
@@ -39,26 +39,25 @@ def adaptive(
   is_argmax: bool = False,
   first: Drafter | None = None,
 ) -> Drafter:
-  """Drafts from `model` up to a limit that changes, one per row.
+  """Drafts from `model` up to a limit that varies by row and iteration.
 
-  Drafting ends when no row of the batch wants another token. What was accepted
-  is inferred from how far a row has come (invariant 4); a row that has not
-  moved is finished. It stays lossless because what decides on drafting a token
-  is known before the token: a doubtful one is the last of its draft, and is
-  proposed. Leaving it out would favour the tokens that the drafter likes.
+  Drafting ends when no row of the batch wants another token. Acceptance is
+  inferred from how far a row has advanced (invariant 4); one that has not is
+  finished. Lossless: whether a token is drafted is decided before it is drawn.
+  A doubtful token is therefore proposed, as the last; dropping it would bias
+  the output towards tokens that the drafter likes.
 
   Args:
-    model: as for `autoregressive`, like `logits_to_probs` and `is_argmax`.
-    gamma: tokens per iteration, at most.
+    model: as in `autoregressive`, like `logits_to_probs` and `is_argmax`.
+    gamma: the most tokens per iteration.
     schedule: sets a row's limit before it drafts; None means gamma.
-    min_prob: a token to which the model itself, at temperature 1, gives less
-      is the last one of its draft.
+    min_prob: a token with less probability than this, in the model's own
+      distribution at temperature 1, is the last of its draft.
     first: a deterministic drafter without weights, such as `prompt_lookup`. The
-      model drafts for rows in which it has no draft, and takes no step when
-      there are none.
+      model drafts only for the rows in which it has no draft.
 
-  ValueError if `gamma` is less than 1, `min_prob` outside [0, 1], or `first` of
-  another gamma.
+  Raises ValueError if `gamma` is below 1, `min_prob` is outside [0, 1], or
+  `first` has another gamma.
   """
   check_gamma(gamma)
   if not 0 <= min_prob <= 1:
@@ -66,7 +65,7 @@ def adaptive(
   if first is not None and first.gamma != gamma:
     raise ValueError(f'give `first` gamma {gamma}, too, not {first.gamma}')
   schedule = schedule or schedules.fixed()
-  # Of what `first` drafts, the model's cache has nothing.
+  # The model's cache lacks the whole draft if it was from `first`.
   chain = as_chain(model, num_unread=gamma + 1 if first else 2)
 
   def init(
@@ -93,6 +92,7 @@ def adaptive(
     *target: Arrays,
   ) -> tuple[Draft, AdaptiveState]:
     moved, drafted = context.lengths - state.lengths, state.num_drafted
+    # 5 drafted, and the length grew from 10 to 13: 2 accepted, 1 correction
     accepted = jnp.clip(moved - 1, 0, drafted)
     memory, limits = schedule.update(state.memory, drafted, accepted, gamma)
     limits = jnp.where(moved == 0, 0, jnp.clip(limits, 1, gamma))
@@ -123,7 +123,7 @@ def adaptive(
 
 
 def _read(read_fn, schedule, params, context, state, *target, width: int):
-  """`Drafter.read`: what was learned of a text that has ended is forgotten."""
+  """Reads text as `Drafter.read`, and forgets the schedule's memory."""
   nothing = jnp.zeros_like(context.lengths)
   return AdaptiveState(
     cache=read_fn(params, context, state.cache, *target, width=width),
@@ -135,8 +135,8 @@ def _read(read_fn, schedule, params, context, state, *target, width: int):
 
 
 def _draw(logits_to_probs, min_prob, step_keys, i, logits, text, draft: Draft):
-  """The draft with its token i, drawn from `logits[B, V]`, which follow a text;
-  the likeliest one if the draft has no probabilities."""
+  """Adds token i to the draft, drawn from the `logits[B, V]` after a text; the
+  likeliest one if the draft has no probabilities."""
   probs = logits_to_probs(processors.after_text(logits, text))
   put = jax.lax.dynamic_update_index_in_dim
   if draft.probs is None:
@@ -145,7 +145,7 @@ def _draw(logits_to_probs, min_prob, step_keys, i, logits, text, draft: Draft):
     tokens = distributions.sample(step_keys[i], probs)
     all_probs = put(draft.probs, probs, i, axis=1)
   confidence = arrays.pick(jax.nn.softmax(logits), tokens)
-  # A doubtful token i is the last: its row has i + 1 of them.
+  # A doubtful token i is the last, so that its row has i + 1 tokens.
   shorter = jnp.minimum(draft.lengths, i + 1)
   return Draft(
     tokens=put(draft.tokens, tokens, i, axis=1),
@@ -155,7 +155,7 @@ def _draw(logits_to_probs, min_prob, step_keys, i, logits, text, draft: Draft):
 
 
 def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
-  """A draft whose tokens are not drawn yet, and whose lengths are limits."""
+  """Makes a draft without tokens yet, whose lengths are the rows' limits."""
   shape, probs = (limits.size, gamma), None
   if not is_argmax:
     probs = jnp.zeros((*shape, logits.shape[1]), jnp.float32)
@@ -164,8 +164,8 @@ def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
 
 
 def _draft(draw_fn, extend_fn, logits, left, cache, context, empty: Draft):
-  """Draws a token per row, and more while some row is below its limit, which
-  `empty` has as its lengths."""
+  """Draws tokens, one per row at a time, until every row has reached its limit,
+  the lengths of `empty`."""
 
   def is_due(carry):
     i, draft, *_ = carry
@@ -186,8 +186,8 @@ def _draft(draw_fn, extend_fn, logits, left, cache, context, empty: Draft):
 
 
 def _first_if_any(first: Draft, second: Draft) -> Draft:
-  """Rows of `first`, which is one-hot, where it has a draft, else of
-  `second`."""
+  """Takes rows from `first`, which is one-hot, where it has a draft, and from
+  `second` elsewhere."""
   if second.probs is not None:
     one_hot = functools.partial(jax.nn.one_hot, dtype=second.probs.dtype)
     probs = one_hot(first.tokens, second.probs.shape[-1])

@@ -1,5 +1,5 @@
-"""Trees of drafts from a model: several tokens that may come next, and several
-after each (Miao et al., SpecInfer, arXiv 2305.09781)."""
+"""Trees of drafts from a model: several candidates for the next token, and
+several after each (Miao et al., SpecInfer, arXiv 2305.09781)."""
 
 import functools
 
@@ -22,17 +22,15 @@ def branching(
 ) -> Drafter:
   """Drafts a tree of tokens from `model`, all nodes of a depth in one call.
 
-  The nodes of the greatest depth are not fed. What the cache holds after a
-  proposal lies in the order of the tree, so that the next one feeds again all
-  that was committed since, true tokens in their places.
+  The deepest nodes are not fed. A proposal leaves the cache in the tree's
+  order, so the next one feeds what was committed since again, in text order.
 
-  The model is as for `autoregressive`, and takes placements. If `is_ranked`,
-  children are the likeliest tokens of the distribution that `logits_to_probs`
-  gives, which is not handed over, the likeliest first: for
-  `target_sample_walk`. Else they are drawn from it without replacement, for
-  `traversal`: of siblings each is drawn from what those before it left. Raises
-  ValueError if the tree is none, is too large, or `model` is a language model
-  without placements.
+  The model is as in `autoregressive` and takes placements. If `is_ranked`,
+  children are the likeliest tokens by `logits_to_probs`, likeliest first, and
+  the draft has no probabilities: for `target_sample_walk`. Otherwise each
+  sibling is drawn from what those before it left: for `traversal`. Raises
+  ValueError if the tree is malformed or too large, or `model` takes no
+  placements.
   """
   trees.check(tree)
   num_nodes = len(tree.parents)
@@ -96,11 +94,11 @@ def branching(
 def _ranked(
   probs: Array, parents: np.ndarray, ranks: np.ndarray
 ) -> tuple[Array, None]:
-  """The T nodes of a depth, int32 `[B, T]`, the likeliest first.
+  """Picks the T nodes of a depth, int32 `[B, T]`, likeliest first.
 
-  `probs` are float32 `[B, P, V]`, of what follows each of the nodes above them;
-  of each node, int `[T]`, `parents` says which of the P is its parent, and
-  `ranks` how many siblings stand before it.
+  `probs` are float32 `[B, P, V]`, after each of the P nodes above; `parents`
+  and `ranks`, int `[T]`, are each node's parent among them and its number of
+  elder siblings. Parents [0, 0, 1], ranks [0, 1, 0]: the best two and the best.
   """
   _, likeliest = jax.lax.top_k(probs, int(ranks.max()) + 1)
   return likeliest[:, parents, ranks].astype(jnp.int32), None
@@ -109,11 +107,12 @@ def _ranked(
 def _drawn(
   node_keys: Array, probs: Array, parents: np.ndarray, ranks: np.ndarray
 ) -> tuple[Array, Array]:
-  """The nodes drawn without replacement, and float32 `[B, T, V]`, what each was
-  drawn from; `node_keys` are `[T, B]`, and all else is as for `_ranked`."""
+  """Draws the nodes without replacement; also returns float32 `[B, T, V]`, what
+  each was drawn from. `node_keys` are `[T, B]`, all else is as in `_ranked`."""
   ids = jnp.arange(probs.shape[-1], dtype=jnp.int32)
   sample = jax.vmap(distributions.sample, in_axes=(0, 1), out_axes=1)
-  # Nodes of one rank are drawn together: all of them have another parent.
+  # Nodes of one rank have different parents and are drawn together: of ranks
+  # [0, 1, 0] first nodes 0 and 2, then node 1 from what node 0 left.
   by_rank = [np.flatnonzero(ranks == i) for i in range(ranks.max() + 1)]
   own, rest, found = np.arange(probs.shape[1]), probs, []
   for nodes in by_rank:
@@ -122,7 +121,8 @@ def _drawn(
     tokens = sample(node_keys[nodes], drawn_from)
     found.append((tokens, drawn_from))
     rest = jnp.where(ids[None, None] == tokens[..., None], 0.0, drawn_from)
-    # Zeros where nothing is left: such a node is never accepted.
+    # [.5, .3, .2] without token 0: [0, .6, .4]. Zeros where nothing is left:
+    # such a node is never accepted.
     rest = distributions.normalize(rest, jnp.zeros_like(rest))
   order = np.argsort(np.concatenate(by_rank))
   tokens, own_probs = (

@@ -1,5 +1,5 @@
-"""EAGLE-3 (Li et al., arXiv 2503.01840): a drafter that reads features, hidden
-states of the target."""
+"""EAGLE-3 (Li et al., arXiv 2503.01840): drafting from the target's hidden
+states, its features."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from specdec_jax.drafters.features import FeatureCache
 class EagleModel(NamedTuple):
   """A network that drafts from features, as pure functions.
 
-  Position t of its cache belongs to token t: it has read that token's features,
-  the target's or its own guess of them, and token t + 1, and knows of t + 2.
+  Entry t of its cache has read the features of token t, the target's or its own
+  guess of them, and token t + 1; its logits predict token t + 2.
 
   Attributes:
     init: `(params, batch_size, max_len) -> cache`, empty.
     join: `(params, features[B, T, F]) -> hidden[B, T, D]`.
     extend: `(params, tokens[B, T], hidden[B, T, D], cache, at=None,
       placement=None) -> (logits[B, T, V], hidden[B, T, D], cache)`: appends T
-      positions; `tokens` are those after them, and the logits and the guesses
-      of the next features are those of each, or `[B, 1, V]` and `[B, 1, D]`, of
-      the one at `at[B]`. A `Placement` is as of a `LanguageModel`.
-    rewind: `(cache, lengths[B]) -> cache`, as of a `LanguageModel`.
+      entries; `tokens` are those after them. Returns each entry's logits and
+      guess of the next features, or only those of entry `at[B]`, `[B, 1, V]`
+      and `[B, 1, D]`. `placement` is as in `LanguageModel`.
+    rewind: `(cache, lengths[B]) -> cache`, as in `LanguageModel`.
   """
 
   init: Callable[[Arrays, int, int], Arrays]
@@ -37,17 +37,16 @@ class EagleModel(NamedTuple):
 
 
 def eagle(model: EagleModel) -> Chain:
-  """A chain that reads features, for `autoregressive` and what is like it.
+  """Makes a chain that reads features, for any drafter that takes a chain.
 
-  https://arxiv.org/abs/2503.01840. What is left of a token is the guess `[B, T,
-  D]` of the next one's features. A catch-up feeds all that the target's last
-  call scored, or of a tree the path that was accepted, in one call over true
-  features: keys and values that were made of guessed ones are overwritten. A
-  row whose prompt is one token has none before the first call; its first draft
-  is made of zeros.
+  https://arxiv.org/abs/2503.01840. A token's `left` is the guess `[B, T, D]` of
+  the next features. A catch-up feeds everything the target's last call scored,
+  or the accepted path of a tree, in one call with true features, and so
+  overwrites keys and values of guessed ones. If a row's prompt is one token,
+  there are no features yet, and its first draft is made from zeros.
 
-  The model is one of `models.families`, whose target must be the loop's; its
-  params are the drafter's.
+  The model is from `models.families` and bound to the loop's target; its params
+  are the drafter's.
   """
 
   def init(
@@ -57,7 +56,7 @@ def eagle(model: EagleModel) -> Chain:
     target_cache: FeatureCache,
   ) -> tuple[Arrays, FeatureCache]:
     batch_size, prompt_len = prompt.decoder_tokens.shape
-    # Room for a catch-up, whose width is the target's affair.
+    # Room for a catch-up, as wide as the features that the target keeps.
     capacity = max_len + target_cache.features.shape[1]
     cache = model.init(params, batch_size, capacity)
     if prompt_len > 1 and target_cache.prompt is not None:
@@ -72,7 +71,8 @@ def eagle(model: EagleModel) -> Chain:
   ) -> tuple[Array, Array, Arrays]:
     starts = jnp.maximum(target_cache.starts, 0)
     last, width = context.lengths - 1, target_cache.features.shape[1]
-    # Beyond the last token there is nothing to read, nor is it needed.
+    # starts 5, width 4, last 7: tokens 6, 7, 7, 7. The logits are of entry 1,
+    # which has read token 7; what lies beyond is rewound.
     after = jnp.minimum(
       arrays.block_positions(starts + 1, width), last[:, None]
     )

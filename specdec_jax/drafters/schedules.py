@@ -1,4 +1,4 @@
-"""How far a row may draft, decided by what became of its earlier drafts."""
+"""Schedules: how far a row may draft, given what was accepted so far."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from specdec_jax.base import Array, Arrays
 
 
 class Schedule(NamedTuple):
-  """A limit for the next draft of each row, and what it is made from.
+  """A limit for each row's next draft, as two pure functions.
 
   Attributes:
-    init: `batch_size -> memory`, a tree of arrays `[B, ...]`.
+    init: `batch_size -> memory`, a pytree of arrays `[B, ...]`.
     update: `(memory, num_drafted[B], num_accepted[B], gamma) -> (memory,
-      limits[B])`, int32 but for the memory. A row whose `num_drafted` is 0 has
-      nothing to learn from. Limits are clipped to 1 and gamma.
+      limits[B])`, int32 but for the memory. Rows with `num_drafted` 0 leave
+      their memory as it is. The caller clips limits to 1 .. gamma.
   """
 
   init: Callable[[int], Arrays]
@@ -25,7 +25,7 @@ class Schedule(NamedTuple):
 
 
 def fixed() -> Schedule:
-  """Always gamma."""
+  """Always drafts gamma tokens."""
   update = lambda memory, drafted, accepted, gamma: (
     memory,
     jnp.full_like(drafted, gamma),
@@ -34,10 +34,9 @@ def fixed() -> Schedule:
 
 
 def heuristic(*, start: int = 5) -> Schedule:
-  """Two tokens more after full acceptance, one less otherwise: the schedule of
-  Hugging Face's assisted generation
-  (https://huggingface.co/docs/transformers/generation_strategies), one per row,
-  of which `start` is the first limit."""
+  """Drafts two tokens more after full acceptance and one less otherwise, from
+  `start` on: the schedule of Hugging Face's assisted generation
+  (https://huggingface.co/docs/transformers/generation_strategies), per row."""
 
   def update(limits, drafted, accepted, gamma):
     moved = jnp.where(accepted == drafted, limits + 2, limits - 1)
@@ -50,13 +49,16 @@ def heuristic(*, start: int = 5) -> Schedule:
 def running_alpha(
   *, c: float, prior: float = 0.7, weight: float = 4.0, discount: float = 0.9
 ) -> Schedule:
-  """The best gamma for the acceptance rate of late (Leviathan et al., Sec. 3.5,
-  https://arxiv.org/abs/2211.17192, who propose predicting it).
+  """Drafts the best gamma for a running estimate of alpha (Leviathan et al.,
+  Sec. 3.5, https://arxiv.org/abs/2211.17192, propose predicting it).
 
-  `c` is the time of a drafter step over the target's call on a block, `prior`
-  alpha before anything is known, worth `weight` tested tokens, and `discount`
-  that of older counts per iteration; 1 forgets nothing. ValueError for what is
-  out of range.
+  Args:
+    c: time of a drafter step over that of the target's call on a block.
+    prior: alpha before anything was tested, in (0, 1].
+    weight: how many tested tokens the prior counts for, above 0.
+    discount: factor on older counts per iteration, in (0, 1]; 1 forgets none.
+
+  Raises ValueError if an argument is out of range.
   """
   for name, value in (('prior', prior), ('discount', discount)):
     if not 0 < value <= 1:
@@ -65,6 +67,7 @@ def running_alpha(
     raise ValueError(f'weight must be above 0, got {weight}')
 
   def update(counts, drafted, accepted, gamma):
+    # 2 of 5 accepted, 3 tested: .9 [2.8, 4] + [2, 3] = [4.52, 6.6], alpha .68
     tested = accepted + (accepted < drafted).astype(jnp.int32)
     seen = jnp.stack([accepted, tested], axis=1).astype(jnp.float32)
     counts = jnp.where(drafted[:, None] > 0, discount * counts + seen, counts)

@@ -1,5 +1,5 @@
-"""Copying from earlier outputs as well as from the context: suffix decoding
-(https://arxiv.org/abs/2411.04975), with a sorted array in place of a tree."""
+"""Suffix decoding (https://arxiv.org/abs/2411.04975): copies from the context
+and from earlier outputs, which a sorted array indexes in place of a tree."""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,9 @@ from specdec_jax.drafters.prompt_lookup import (
 from specdec_jax.drafters.stateless import check_gamma
 
 MAX_MATCH = 16  # Tokens of a suffix that are compared: a power of two.
-_GROWTH = 4  # Drafted tokens for each that matches.
-_NUM_VOTERS = 16  # Places in the pool that are asked what follows.
-# No tokens: between texts of the pool, and in front of a context.
+_GROWTH = 4  # Drafted tokens per token that matches.
+_NUM_VOTERS = 16  # Places of the pool that vote on what follows.
+# Not token ids: between texts of the pool, and before the start of a context.
 APART, _BEFORE = -1, -2
 
 
@@ -27,9 +27,9 @@ class Pool:
   """Texts to copy from; see `data.text_pool`.
 
   Attributes:
-    tokens: int32 `[N]`, the latest text last, -1 after each and before all.
-    order: int32 `[N]`, positions sorted by the tokens that end there, the last
-      of which is compared first.
+    tokens: int32 `[N]`, the latest text last; -1 at the start and after each.
+    order: int32 `[N]`, positions sorted by the text up to and including them,
+      read backwards. Of [-1, 5, 6, 5, -1]: 0 and 4 first, then 1, 3, then 2.
   """
 
   tokens: Array
@@ -37,14 +37,14 @@ class Pool:
 
 
 def suffix(*, gamma: int, min_ngram: int = 2) -> Drafter:
-  """Copies what followed the longest suffix of the context where it stood
-  before: in the context itself, or in its params, a `Pool`.
+  """Copies what followed an earlier occurrence of the longest suffix, in the
+  context or in the drafter's params, a `Pool`.
 
-  The longer match is followed, the context's own, round and round, if both are
-  as long; what an encoder reads counts as context. Of the pool's places with
-  the longest match the one is followed that agrees most with the others. A
-  draft is one-hot, of up to `_GROWTH` tokens for each that matches, none for
-  fewer than `min_ngram`. ValueError if an argument is out of range.
+  The longer match is copied, or the context's if equally long. In the context,
+  which includes the encoder's input, a copy that reaches the end starts over.
+  In the pool, the longest matches vote for the continuation that agrees most
+  with theirs. A draft has up to `_GROWTH` tokens per matching token, none below
+  `min_ngram`; q is one-hot. Raises ValueError if an argument is out of range.
   """
   check_gamma(gamma)
   checked_min_ngram(MAX_MATCH, min_ngram)
@@ -64,17 +64,18 @@ def suffix(*, gamma: int, min_ngram: int = 2) -> Drafter:
 
 
 def _from_context(text: Context, gamma: int, min_ngram: int):
-  """What follows the longest match, int32 `[B, G]`, and its size, `[B]`."""
+  """Copies what follows the longest match in the context, int32 `[B, G]`; also
+  returns the match's size, int32 `[B]`."""
   sizes = match_sizes(text, MAX_MATCH)
   starts, _ = best_match(sizes, text.lengths, gamma, min_ngram)
-  # Of a text that ends in 5 6 7, all of them copied: 5 6 7 5 6 7.
+  # If all that is left to copy is 5 6 7: 5 6 7 5 6 7.
   period = jnp.maximum(text.lengths - starts, 1)[:, None]
   steps = jnp.arange(gamma, dtype=jnp.int32)[None] % period
   return arrays.take(text.tokens, starts[:, None] + steps), jnp.max(sizes, 1)
 
 
 def _from_pool(pool: Pool, text: Context, gamma: int):
-  """As `_from_context`, of the pool; -1 from where its text ends."""
+  """Copies from the pool as `_from_context`; -1 from where its text ends."""
   num_places, lengths = pool.order.size, text.lengths[:, None]
   back = jnp.arange(MAX_MATCH, dtype=jnp.int32)[None]
   last = arrays.take(text.tokens, lengths - 1 - back)
@@ -93,7 +94,8 @@ def _from_pool(pool: Pool, text: Context, gamma: int):
     low = jnp.where(is_high, low, middle + 1)
     return low, jnp.where(is_high, middle, high)
 
-  # The place behind the last one whose words do not come after the text's.
+  # Binary search for the first place whose text sorts after the context: the
+  # longest matches are next to it.
   bounds = jnp.zeros_like(lengths), jnp.full_like(lengths, num_places)
   place, _ = jax.lax.fori_loop(0, num_places.bit_length(), halve, bounds)
   near = jnp.arange(_NUM_VOTERS, dtype=jnp.int32) - _NUM_VOTERS // 2
@@ -102,7 +104,7 @@ def _from_pool(pool: Pool, text: Context, gamma: int):
   sizes = jnp.where((places >= 0) & (places < num_places), sizes, -1)
   is_voter = sizes == jnp.max(sizes, axis=1, keepdims=True)
   following = read(places, jnp.arange(1, gamma + 1, dtype=jnp.int32)[None])
-  # How much of what follows at one place another one has, too.
+  # Continuations 789, 781, 723 share 3 2 1, 2 3 1, 1 1 3 tokens: votes 6, 6, 5.
   shared = arrays.count_leading(following[:, :, None] == following[:, None])
   votes = jnp.sum(jnp.where(is_voter[:, None], shared, 0), 2, jnp.int32)
   chosen = arrays.argmax(jnp.where(is_voter, votes, -1))
