@@ -92,8 +92,7 @@ def adaptive(
     *target: Arrays,
   ) -> tuple[Draft, AdaptiveState]:
     moved, drafted = context.lengths - state.lengths, state.num_drafted
-    # 5 drafted, and the length grew from 10 to 13: 2 accepted, 1 correction
-    accepted = jnp.clip(moved - 1, 0, drafted)
+    accepted = jnp.clip(moved - 1, 0, drafted)  # moved 3: 2 and a correction
     memory, limits = schedule.update(state.memory, drafted, accepted, gamma)
     limits = jnp.where(moved == 0, 0, jnp.clip(limits, 1, gamma))
     found, of_first = None, state.first
