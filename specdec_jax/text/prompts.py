@@ -159,15 +159,18 @@ def encode(
   begin = [] if system is None else [{'role': 'system', 'content': system}]
   add_special = families.of(config).adds_special_tokens(config)
   rows = []
-  for text in texts:
+  for i, text in enumerate(texts, start=1):
     if is_chat and isinstance(text, str):
       text = Dialogue([{'role': 'user', 'content': text}])
-    if isinstance(text, str):
-      rows.append(vocabulary.encode(text, add_special_tokens=add_special))
-    else:
-      messages = [*begin, *text.messages]
-      rows.append(vocabulary.encode_chat(messages, text.tools))
-  for i, row in enumerate(rows, start=1):
+    try:
+      if isinstance(text, str):
+        row = vocabulary.encode(text, add_special_tokens=add_special)
+      else:
+        messages = [*begin, *text.messages]
+        row = vocabulary.encode_chat(messages, text.tools)
+    except ValueError as error:
+      raise ValueError(f'prompt {i}: {error}') from error
+    rows.append(row)
     if not row:
       raise ValueError(f'prompt {i} is empty: it has no tokens')
     if max(row) >= config.vocab_size:

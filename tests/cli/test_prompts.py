@@ -73,6 +73,15 @@ def test_a_file_may_hold_conversations(run, model, tmp_path):
   assert plain['tokens'] != chat['tokens']
 
 
+def test_a_conversation_that_the_template_refuses_is_named(
+  run, model, tmp_path
+):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"prompt": "ab"}\n{"messages": [{"role": "user"}]}\n')
+  result = run('generate', '--model', model, '--prompts', path)
+  assert_refused(result, 'prompt 2: the chat template failed', 'content')
+
+
 COMPLAINTS = {
   'no list': ('a.jsonl', b'{"messages": "a"}', 'line 1', 'list of objects'),
   'no role': ('a.jsonl', b'{"messages": [{"content": 1}]}', 'line 1', 'role'),
