@@ -2,11 +2,11 @@
 
     python -m experiments.results [--check]
 
-It also writes the speeds of README.md. `--check` writes nothing, and says which
-quoted figures are older than the code that they measure. Every table of
-`experiments/*/results/*.json` is shown with the command that made it, the
-device and the date; nothing is measured here. A folder beneath `results` has
-tables of another device or setting, and a chapter of its own.
+It also writes the speeds of README.md. `--check` writes nothing and names the
+quoted figures that are older than the code that they measure. The page shows
+every table of `experiments/*/results/*.json` with the command that made it, the
+device and the date; nothing is measured here. A folder in `results` has the
+tables of another device or setting, and gets a chapter of its own.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent
 PAGE = ROOT.parent / 'docs' / 'results.md'
 FRONT = ROOT.parent / 'README.md'
 _BEGIN, _END = '<!-- speeds -->', '<!-- end of speeds -->'
-_MEASURE = 'run python -m experiments.quoted on a quiet machine'
+_MEASURE = 'run python -m experiments.quoted on an idle machine'
 _WRITE = 'run python -m experiments.results'
 TITLES = {
   'quoted': 'What the first pages quote',
@@ -54,10 +54,10 @@ _READING = """\
 
 `make tables` runs the commands of the three papers below and then
 `python -m experiments.results`, which writes this page. Values from a paper are
-marked (P) if they were read in the paper or in its authors' code, and (S) if in
-another source. A table whose code has changed since it was measured has a line
-"age". Times are from the machine that is named with each table. A
-chapter whose title ends with a setting is a run of its own, on another machine.
+marked (P) if they were read in the paper or in its authors' code, and (S) if
+from another source. If the code of a table has changed since it was measured,
+the table has a line "age". Times are from the machine that each table names. A
+chapter whose title ends with a setting is a separate run, on another machine.
 """
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--check', action='store_true', help='write nothing')
   if parser.parse_args(argv).check:
     found = check(ROOT, FRONT.read_text('utf-8'), PAGE.read_text('utf-8'))
-    print('\n'.join(found) or 'all that is quoted is of this code')
+    print('\n'.join(found) or 'all quoted figures are of this code')
     return min(len(found), 1)
   PAGE.write_text(page(ROOT), encoding='utf-8')
   FRONT.write_text(front(ROOT, FRONT.read_text('utf-8')), encoding='utf-8')
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(root: Path, front_page: str, results_page: str) -> list[str]:
-  """Sentences on what is quoted and is not of the code as it is."""
+  """Names quoted figures that are not of the current code, in sentences."""
   found = []
   path = root / summary.QUOTED
   if not path.exists():
@@ -83,10 +83,10 @@ def check(root: Path, front_page: str, results_page: str) -> list[str]:
   elif age := report.age(json.loads(path.read_text('utf-8'))):
     found.append(f'{summary.QUOTED} is {age}: {_MEASURE}')
   if front(root, front_page) != front_page:
-    found.append(f'the speeds of {FRONT.name} are not its: {_WRITE}')
+    found.append(f'the speeds of {FRONT.name} differ from it: {_WRITE}')
   quoted = results_page.partition(_READING)[0]
   if quoted != page(root).partition(_READING)[0]:
-    found.append(f'the first lines of {PAGE.name} are not of it: {_WRITE}')
+    found.append(f'the first lines of {PAGE.name} differ from it: {_WRITE}')
   return found
 
 

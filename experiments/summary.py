@@ -1,5 +1,5 @@
-"""What README.md and the first lines of docs/results.md quote, from the files
-of the tables: only what was measured with the code as it is.
+"""What README.md and the first lines of docs/results.md quote from the files of
+the tables: only measurements of the current code.
 """
 
 import json
@@ -26,9 +26,9 @@ _MAIN = 'xia2023/results/main.json'
 # A speed within so much of plain decoding's is neither a gain nor a loss.
 _EVEN = 0.03
 _HEAD = """\
-Speed is against the fastest plain decoding on the same machine: batch 1, greedy
-and after the prefill unless stated otherwise. These lines quote what was
-measured with the code as it is; tables of earlier code say so below.
+Speeds are relative to the fastest plain decoding on the same machine: batch 1,
+greedy and after the prefill unless stated otherwise. These lines quote only
+measurements of the current code; tables of earlier code are marked below.
 """
 _SUITE_TEXT = """\
 - **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
@@ -38,32 +38,33 @@ _SUITE_TEXT = """\
 _EAGLE_TEXT = """\
 - **An EAGLE-3 drafter, trained here on two cores:** with `{drafter}` at gamma
   {gamma}, SmolLM2-135M gives {tokens} tokens per target run, at {speeds} times
-  plain decoding's speed, on {categories} ({on}, {dtype}). Prompt lookup has
-  {copied} tokens and speeds of {copied_speeds}; both in turns, {both} and
-  {both_speeds}. The [suite](../experiments/eagle/suite/suite.md) has more.
+  plain decoding's speed, on {categories} ({on}, {dtype}). Prompt lookup gives
+  {copied} tokens at {copied_speeds} times that speed; both combined give {both}
+  at {both_speeds}. The [suite](../experiments/eagle/suite/suite.md) has more.
 """
 _AUTO_TEXT = """\
-- **A gamma that chooses itself** reaches {of_best} of the best gamma that a
-  search finds in
-  [six settings](../experiments/auto_gamma/results/auto_gamma.md). It is at most
-  {measuring} slower than plain decoding, measuring included.
+- **The gamma that `gamma='auto'` chooses** reaches {of_best} of the speed of
+  the best gamma of a search, in
+  [six settings](../experiments/auto_gamma/results/auto_gamma.md). Including the
+  trials, it is at most {measuring} slower than plain decoding.
 """
 _TREES_TEXT = """\
 - **Trees of drafts on this CPU:** `ende-nano` gives {tree:.2f} tokens per
   target run with 16 nodes and {chain:.2f} with a chain of 4, at
   {tree_speed:.2f} and {chain_speed:.2f} times plain decoding's speed. Several
-  continuations of prompt lookup give at most {copies:.2f} tokens more than one.
+  continuations of prompt lookup give at most {copies:.2f} more tokens per
+  target run than one.
 """
 _BEAMS_TEXT = """\
 - **Speculative beam search:** {num_different} of {num_examples} searches with
-  {beams} beams, drafted and not, end otherwise than plain beam search. One
-  cache row per example, without drafts, has {row} times beam search's speed;
-  with drafts it is at most {drafted:.2f}, though they save {saved} of the
-  target's calls.
+  {beams} beams, with and without drafts, find other sequences than plain beam
+  search. One cache row per example gives {row} times beam search's speed
+  without drafts and at most {drafted:.2f} with drafts, although drafts save
+  {saved} of the target's calls.
 """
 _SPEEDS_TEXT = """\
-- **Leviathan's speeds:** {ende:.2f} where the paper has {ende_theirs}, and
-  {synopsis:.2f} where it has {synopsis_theirs} ({here}). Acceptance is alpha
+- **Leviathan's speeds:** {ende:.2f} for translation (paper: {ende_theirs}) and
+  {synopsis:.2f} for summaries (paper: {synopsis_theirs}), on {here}. Alpha is
   {ende_alpha:.2f} (paper: {ende_alphas}) and {synopsis_alpha:.2f} (paper:
   {synopsis_alphas}). T5-XXL and LaMDA were not run: with models of 10 million
   parameters on two CPU cores, a drafted token costs {c:.2f} plain steps (paper:
@@ -76,11 +77,11 @@ _GAINS_TEXT = """\
   {num_gains} pairs the interval includes 0.
 """
 _MAIN_TEXT = """\
-- **Xia's figures are not reproduced:** {strict:.2f} tokens per iteration where
-  the paper has {strict_theirs}, and {relaxed:.2f} times the speed of beam
-  search where it has {relaxed_theirs}; that is {over_greedy:.2f} times the
-  speed of greedy decoding. Our Spec-Drafter was trained for 3.3 hours on two
-  cores, the paper's for 300,000 steps on WMT14.
+- **Xia's figures are not reproduced:** strict verification gives {strict:.2f}
+  tokens per iteration (paper: {strict_theirs}). Top-3 tau 1 has {relaxed:.2f}
+  times the speed of beam search (paper: {relaxed_theirs}), and
+  {over_greedy:.2f} times that of greedy decoding. Our Spec-Drafter was trained
+  for 3.3 hours on two cores, the paper's for 300,000 steps on WMT14.
 """
 _THEORY = """\
 - **Theory is reproduced:** Leviathan's Table 1 to the printed digits, the
@@ -91,8 +92,8 @@ _THEORY = """\
 
 
 def lines(root: Path) -> str:
-  """The lines as Markdown: what gains, what does not, and what else was
-  measured with this code; empty where nothing that is quoted was measured.
+  """The lines as Markdown: what gains, what does not, and other measurements of
+  this code; empty if nothing that is quoted was measured.
 
   Args:
     root: the folder of the experiments.
@@ -108,8 +109,8 @@ def lines(root: Path) -> str:
 
 
 def fresh(root: Path, *names: str) -> list[Cells]:
-  """What files of results have; nothing if one is not there, or of code that
-  has changed since."""
+  """Contents of files of results; nothing if one is missing, or its code has
+  changed since."""
   paths = [root / name for name in names]
   if not all(path.exists() for path in paths):
     return []
@@ -122,8 +123,8 @@ def front(root: Path) -> str:
   quoted = fresh(root, QUOTED)
   if not quoted:
     return (
-      'No speed was measured with the code as it is: `python -m '
-      'experiments.quoted` does.\n'
+      'No speed was measured with the current code: run `python -m '
+      'experiments.quoted`.\n'
     )
   [table] = quoted
   rows = _by_speed(table)

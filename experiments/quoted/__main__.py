@@ -2,8 +2,8 @@
 
     python -m experiments.quoted
 
-Each speed is one `specdec bench`, in a process of its own, some 12 minutes for
-all on two cores that do nothing else. The results go to
+Each speed is one `specdec bench` in a process of its own. All together take
+about 12 minutes on two idle cores. The results are written to
 experiments/quoted/results, and from there to README.md and docs/results.md.
 """
 
@@ -33,7 +33,7 @@ _SHORT = f'--max_new_tokens 48 --repeats 15 --prompts {_PROMPTS}/short.jsonl'
 
 
 class Quote(NamedTuple):
-  """A speed that is quoted: of whom, on which text, and `bench`'s options."""
+  """A quoted speed: its models, the text, and the options of `bench`."""
 
   models: str
   text: str
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   if args.tables != list(QUOTES) and args.output == FOLDER:
     raise ValueError(
-      'some speeds without the others need an --output of theirs'
+      'give --output another folder when only some speeds are measured'
     )
   report.measure(
     (MODULE, argv),
