@@ -1,9 +1,9 @@
-"""Exact, tested like everything else, and not worth its place yet.
+"""Methods that are exact and tested but have not paid off yet.
 
-What lies here keeps the target's output as the rest of the package does, has
-the same tests and can be chosen at the same doors, but was not faster than
-plainer ways on any model that it was measured with. It moves up once it is; its
-interface may change without notice.
+They keep the target's output as the rest of the package does, have the same
+tests and are chosen through the same options, but were not faster than simpler
+methods on any model they were measured with. A method that becomes faster moves
+out of `contrib`; until then its interface may change without notice.
 
 - `speculative_beams`, `beam_trie`, `beams`: beam search that scores several
   steps of all beams in one target call, and its drafters. With no draft it is

@@ -1,10 +1,10 @@
 """One cache row for all live sequences of a beam search, as a trie.
 
-A row holds its prompt but the last token, and then K entries for each step: the
-tokens that the K sequences ended with which were live. The last tokens of the K
-sequences of now are pending: the next call writes them behind these, and what
-was drafted behind them, level by level. Sequences come and go and entries stay:
-what a sequence sees is a mask, and a position follows from the entry.
+A row holds its prompt without the last token, then K entries per step: the last
+tokens of the K sequences that were live at that step. The last tokens of the
+current sequences are pending: the next call writes them behind these entries,
+and the draft behind them, level by level. Sequences come and go, entries stay:
+a mask says what a sequence sees, and an entry's index gives its position.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ class Beams:
   """The live sequences of a search, and what they see of a cache of C entries.
 
   Attributes:
-    search: where it stands.
-    num_prompt: int32 `[B]`, entries of the prompt, which are its tokens but the
-      last.
-    sees: bool `[B, K, C]`, the entries of a sequence, the pending one excepted.
+    search: the state of the search.
+    num_prompt: int32 `[B]`, entries of the prompt: its tokens but the last.
+    sees: bool `[B, K, C]`, the entries of each sequence, without its pending
+      token.
   """
 
   search: Search
@@ -36,13 +36,14 @@ class Beams:
 
   @property
   def num_entries(self) -> Array:
-    """int32 `[B]`, all that a row has: pending tokens are written behind."""
+    """int32 `[B]`, a row's entries; pending tokens are written behind them."""
+    # A prompt of 3 tokens has 2 entries; after 2 steps of 2 beams there are 6.
     num_steps = self.search.lengths - 1 - self.num_prompt
     return self.num_prompt + self.sees.shape[1] * num_steps
 
   @property
   def pending(self) -> Array:
-    """int32 `[B, K]`, the last tokens."""
+    """int32 `[B, K]`, the sequences' last tokens."""
     return beam_search.last_tokens(self.search.live, self.search.lengths)
 
 
@@ -52,8 +53,8 @@ class BeamDraft:
 
   Attributes:
     tokens: int32 `[B, G, U]`.
-    parents: int32 `[B, G, U]`: the node of the level above that a node follows,
-      and on the first level the live sequence; -1: there is no such node.
+    parents: int32 `[B, G, U]`: each node's parent, a node of the level above
+      or, on the first level, a live sequence; -1 if the node does not exist.
   """
 
   tokens: Array
@@ -65,18 +66,17 @@ class BeamDrafter(NamedTuple):
 
   Attributes:
     gamma: G, the levels of a draft.
-    width: U, the nodes of a level. With less than the K live sequences no level
+    width: U, the nodes per level. With fewer than the K live sequences no level
       could be followed.
-    init: `(params, prompt, capacity) -> state`; a cache of its own has room for
-      `capacity` entries, as the target's.
+    init: `(params, prompt, capacity) -> state`; a cache in it has room for
+      `capacity` entries, as the target's does.
     propose: `(params, beams, state) -> (BeamDraft, state)`.
-    keep: `(state, starts[B], offsets[B, G * K], lengths[B]) -> state`: of the
-      last draft's entries, in a cache that has them where the target's has,
-      those at `starts + offsets[:, i]` move to `starts + i`, and `lengths` then
-      count: `LanguageModel.gather` and `rewind`. By default the state stays, as
-      that of a drafter without a cache does.
-    may_abstain: whether a draft can have no node at all; the loop then has a
-      narrow target call as well.
+    keep: `(state, starts[B], offsets[B, G * K], lengths[B]) -> state`: does in
+      a draft model's cache, whose entries lie as the target's, what
+      `LanguageModel.gather` and then `rewind` do in the target's. The default,
+      for drafters without a cache, returns the state unchanged.
+    may_abstain: whether a draft can be empty; the loop then also compiles a
+      narrow target call.
   """
 
   gamma: int
@@ -90,23 +90,26 @@ class BeamDrafter(NamedTuple):
 
 
 def with_own(sees: Array, starts: Array) -> Array:
-  """What M tokens see, `[B, M, C]`, and their own entries `starts[b] + m`."""
+  """Adds to what M tokens see, `[B, M, C]`, their own entries `starts[b] + m`.
+  """
   entries = arrays.block_positions(starts, sees.shape[1])
   return sees | is_at(entries, sees.shape[2])
 
 
 def is_at(entries: Array, capacity: int) -> Array:
-  """bool `[B, M, C]`, true at int32 `[B, M]` alone."""
+  """Makes a bool `[B, M, C]` that is true at entries int32 `[B, M]` alone."""
   every = jnp.arange(capacity, dtype=entries.dtype)
   return entries[:, :, None] == every[None, None, :]
 
 
 def below(sees: Array, parents: Array, starts: Array) -> Array:
-  """What the nodes of a level see, written from `starts[B]` on: what `sees`,
-  bool `[B, M, C]`, the level above, and themselves. Of `parents[B, U]`, -1 is
-  that of a node that does not exist, and sees something.
+  """Computes what the nodes of a level see, bool `[B, U, C]`: what their
+  parents in the level above see, `sees` bool `[B, M, C]`, and themselves.
+
+  The nodes are written from `starts[B]` on; `parents` are int32 `[B, U]`, -1
+  for a node that does not exist.
   """
-  # A node that does not exist sees what node 0 of the level above does: with
+  # A node that does not exist sees what node 0 of the level above sees: with
   # nothing to see, its softmax would be over no entry.
   return with_own(arrays.take(sees, jnp.maximum(parents, 0)), starts)
 
@@ -114,9 +117,13 @@ def below(sees: Array, parents: Array, starts: Array) -> Array:
 def placement(
   beams: Beams, sees: Array, depths: Array | int, width: int
 ) -> Placement:
-  """Where tokens of a call stand that follow `beams` and see `sees[B, T, C]`,
-  their own entries included; `depths`, int32 `[1, T]` or one of all, say how
-  far they are below a pending token, in levels of `width` nodes.
+  """Places T tokens of a call that follow `beams`.
+
+  Args:
+    beams: the live sequences.
+    sees: bool `[B, T, C]`, what the tokens see, their own entries included.
+    depths: int32 `[1, T]`, or one number, levels below the pending tokens.
+    width: nodes per level.
   """
   # Of a prompt of 3 tokens and 2 beams, entries 0 and 1 are the prompt's, 2 and
   # 3 have position 2, and 4 and 5, the next step of both, position 3.
@@ -136,8 +143,8 @@ def placement(
 
 
 def laid_out(beams: Beams, draft: BeamDraft) -> tuple[Array, Placement]:
-  """Pending tokens and then the draft's, int32 `[B, K + G * U]`, and where they
-  stand."""
+  """Lists the pending tokens and then the draft's, int32 `[B, K + G * U]`, with
+  their placement."""
   num_beams = beams.sees.shape[1]
   batch_size, gamma, width = draft.tokens.shape
   starts = beams.num_entries
@@ -162,10 +169,10 @@ def capacity(
   prompt_len: int,
   max_new_tokens: int | None,
 ) -> int:
-  """C, entries that a row needs: K for every token but the prompt's, and what a
-  call writes. Without `max_new_tokens` a prompt may have one token and fill
-  `max_len` all the same."""
-  # The prompt has one entry a token, whatever K is; all after it has K.
+  """Computes C, the entries that a row needs: K per token after the prompt, and
+  those of a draft. Without `max_new_tokens` a prompt may have one token and
+  still fill `max_len`."""
+  # The prompt has one entry per token, whatever K is; later tokens have K.
   entries = num_beams * max_len
   if max_new_tokens is not None:
     entries = min(entries, prompt_len + num_beams * (max_new_tokens + 1))

@@ -1,5 +1,5 @@
-"""Drafts for beam search: tries below all live sequences of a row (Leviathan et
-al., https://arxiv.org/abs/2211.17192, A.4)."""
+"""Drafters for beam search: tries below all live sequences of a row (Leviathan
+et al., https://arxiv.org/abs/2211.17192, A.4)."""
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +40,9 @@ def copied(
   min_ngram: int | None = None,
 ) -> BeamDrafter:
   """Continues each live sequence as `drafters.prompt_lookup` would, from the
-  sequence itself and from what an encoder reads.
+  sequence itself and from the encoder's input.
 
-  A level has one node per sequence, so that it is followed only if no sequence
+  A level has one node per sequence, so it can be followed only if no sequence
   has two children among the live ones. Raises ValueError as that function.
   """
   lookup = prompt_lookup(gamma=gamma, max_ngram=max_ngram, min_ngram=min_ngram)
@@ -61,6 +61,8 @@ def copied(
       lengths=jnp.repeat(beams.search.lengths, num_beams),
     )
     draft, state = lookup.propose(params, None, context, state)
+    # Node k of every level continues sequence k: 2 rows of 2 beams are chains
+    # [0, 1, 0, 1], each node with the parent of its own number.
     chains = jnp.arange(batch_size * num_beams, dtype=jnp.int32) % num_beams
     is_drafted = arrays.is_within(draft.lengths, gamma)
 
@@ -84,19 +86,25 @@ def of_model(
   eos_id: EosId,
   vocab_size: int | None = None,
 ) -> BeamDrafter:
-  """Beams of a smaller model, `width` on each of `gamma` levels: the likeliest
-  continuations of all live sequences together, none of them ended.
+  """Drafts the beams of a smaller model: on each of `gamma` levels the `width`
+  likeliest continuations of all live sequences together, without ended ones.
 
-  Scores begin with those of the target, as the search's own will. All levels
-  are fed to the model, the last one as well, so that its cache has an entry
-  wherever the target's has one: whatever is kept there is kept here, and the
-  next draft begins with the same pending tokens.
+  Scores start from the target's, as those of the search will. All levels are
+  fed to the model, the last one too, so that its cache has an entry wherever
+  the target's has one: what is kept there is kept here, and the next draft
+  starts from the same pending tokens.
 
-  A level is followed only if all live sequences are among its nodes: twice as
-  many as there are beams are a good `width` to start with. `eos_id` and
-  `vocab_size` are the search's, and the model's params the drafter's. Raises
-  ValueError if `gamma` or `width` is less than 1, or the model takes no
-  placements.
+  Args:
+    model: a draft model that takes placements; its params are the drafter's.
+    gamma: levels of a draft.
+    width: nodes per level. A level is followed only if all live sequences are
+      among its nodes: twice the number of beams is a good start.
+    eos_id: the search's.
+    vocab_size: the search's.
+
+  Raises:
+    ValueError: if `gamma` or `width` is below 1, or the model takes no
+      placements.
   """
   check_gamma(gamma)
   if width < 1:
@@ -134,9 +142,9 @@ def of_model(
     carry, top = deepen(carry, 1)
     depths = jnp.arange(2, gamma + 1, dtype=jnp.int32)
     (last, _, sees, cache), rest = jax.lax.scan(deepen, carry, depths)
-    # For the entries alone, but that no draft is made of what is no number. So
-    # whoever moves entries later waits for this call, which reads them: else
-    # the compiler would keep a copy for it.
+    # This call only writes entries. Its logits are read for NaN, with which no
+    # draft is made; so whatever moves entries later must wait for the call, or
+    # else the compiler would keep a copy of the cache for it.
     logits, cache = feed(
       last, sees, gamma, cache, jnp.zeros_like(search.lengths)
     )
@@ -160,9 +168,16 @@ def of_model(
 def _children(
   logits: Array, scores: Array, is_open: np.ndarray, width: int
 ) -> tuple[Array, Array, Array]:
-  """The `width` best continuations of M sequences together: int32 `[B, width]`,
-  whom they continue, and their scores, of logits `[B, M, V]`, of the sequences'
-  log-probabilities `[B, M]`, and of the ids, bool `[V]`, that may continue one.
+  """Finds the `width` best continuations of M sequences together.
+
+  Args:
+    logits: `[B, M, V]`, after each sequence.
+    scores: `[B, M]`, log-probabilities of the sequences.
+    is_open: bool `[V]`, the ids that may continue a sequence.
+    width: how many to find.
+
+  Returns:
+    Their tokens and parents, int32 `[B, width]` each, and their scores.
   """
   log_probs = scores[:, :, None] + jnp.where(
     is_open[None, None, :], jax.nn.log_softmax(logits), -jnp.inf
@@ -173,5 +188,6 @@ def _children(
       f'{width} nodes of a level are more than the {flat.shape[1]} '
       'continuations that there are'
     )
+  # Of flat entries [M * V], 7 with V = 5 is token 2 after sequence 1.
   scores, best = jax.lax.top_k(flat, width)
   return best % is_open.size, best // is_open.size, scores

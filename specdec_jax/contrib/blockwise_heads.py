@@ -1,5 +1,5 @@
-"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): the target's
-own decoder guesses further ahead."""
+"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): extra heads on
+the target predict further ahead."""
 
 from collections.abc import Callable
 
@@ -11,21 +11,22 @@ from specdec_jax.drafters.stateless import check_gamma
 
 # `(params, target_cache, lengths[B]) -> (logits[B, G, V], is_ready[B])`: the
 # float32 logits of tokens `lengths[b]` to `lengths[b] + G - 1`, from what the
-# target's last call left in its cache, and whether it left anything for a row.
+# target's last call left in its cache, and whether it left anything for row b.
 HeadsFn = Callable[[Arrays, Arrays, Array], tuple[Array, Array]]
 
 
 def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
-  """Drafts the likeliest token of each of gamma further heads.
+  """Drafts the likeliest token of each of gamma extra heads.
 
-  https://arxiv.org/abs/1811.03115 with k = gamma + 1: the target itself is the
-  first head, and gives the token after the accepted ones; the others guess what
-  follows it. Verification and prediction are one call of the target: the heads
-  read what the call that verified the last block left at the last accepted
-  token. There is nothing to read before the first call, whose draft is empty.
+  https://arxiv.org/abs/1811.03115 with k = gamma + 1: the target's own head
+  gives the token after the accepted ones, and the extra heads predict what
+  follows it. Verification and prediction share one call of the target: the
+  heads read the hidden state that the last verification left at the last
+  accepted token. Before the first call there is none, and the draft is empty.
 
-  `heads_fn` is of `models.drafting.block_heads`, whose target must be the
-  loop's; `gamma` counts the heads beside the target's own; ValueError below 1.
+  Args:
+    heads_fn: from `models.drafting.block_heads`, bound to the loop's target.
+    gamma: extra heads, at least 1; ValueError otherwise.
   """
   check_gamma(gamma)
 

@@ -2,9 +2,9 @@
 
 Leviathan et al. sketch it (https://arxiv.org/abs/2211.17192, A.4). Here a trie
 is drafted below all live sequences, one target call scores them and all nodes,
-and the search's own decision (`beam_search.advance`) is replayed level by level
-for as long as every live sequence is a node. What was replayed is plain beam
-search, whatever was drafted, up to the rounding of calls of another width.
+and the search's own step (`beam_search.advance`) is replayed level by level as
+long as every live sequence is a node. The result is that of plain beam search,
+whatever was drafted, up to the rounding of calls of another width.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from specdec_jax.decoding.statistics import Statistics
 
 @base.value
 class State:
-  """All that the next iteration needs.
+  """Everything the next iteration needs.
 
   Attributes:
-    beams: where the search stands.
+    beams: the live sequences.
     cache: the target's, one row per row of the search.
     drafter_state: the drafter's own.
     statistics: counters so far.
@@ -42,15 +42,15 @@ class State:
 
 @base.value
 class _Replay:
-  """The search after some of the decisions of a call.
+  """The search after some of the steps that one target call allows.
 
   Attributes:
-    search: so far.
-    sees: bool `[B, K, C]`, entries of the live sequences as they will lie.
-    depth: int32, the decisions so far, and the level of the next.
+    search: the search so far.
+    sees: bool `[B, K, C]`, entries of the live sequences after `gather`.
+    depth: int32, the steps so far, which is the level of the next.
     is_due: bool `[B]`, rows whose live sequences are all nodes of that level.
     nodes: int32 `[B, K]`, these nodes; on level 0, the sequences.
-    kept: int32 `[B, G, K]`, of each drafted level, ascending.
+    kept: int32 `[B, G, K]`, the nodes kept of each drafted level, ascending.
   """
 
   search: Search
@@ -74,21 +74,30 @@ def generate(
   vocab_size: int | None = None,
   max_new_tokens: int | None = None,
 ) -> BeamOutput:
-  """The `num_beams` best sequences of every row, by one target call for several
-  steps; jit it whole.
+  """Finds the `num_beams` best sequences of every row, with one target call for
+  several steps; jit the whole call.
 
   A row stops at its limit, or when no live sequence can still beat the worst
-  finished one. One beam need not be greedy decoding: a sequence that ends early
-  may outscore the greedy one.
+  finished one. One beam need not equal greedy decoding: a sequence that ends
+  early may outscore the greedy one.
 
-  The drafter, of `contrib.beams`, changes the speed, not the result. With an
-  `alpha` of 0, which is that of the brevity penalty, plain log-probabilities
-  are compared. A tuple of `eos_id` lists several, -1 or () none; ids at or
-  beyond `vocab_size`, if there are any, are never chosen. With
-  `max_new_tokens`, of any row, caches take less where prompts are long.
-  ValueError if a number is out of range, the prompt has no rows or exceeds
-  `max_len`, `target` takes no placements, or a level of the draft has fewer
-  nodes than there are beams.
+  Args:
+    params: weights of target and drafter.
+    prompt: what to continue.
+    target: a model that takes placements.
+    drafter: from `contrib.beams`; changes the speed, not the result.
+    num_beams: K.
+    alpha: exponent of the brevity penalty; 0 compares log-probabilities.
+    max_len: S, the most tokens a row can have, prompt included.
+    eos_id: ends a sequence; a tuple lists several, -1 or () none.
+    vocab_size: ids from here on are never chosen; None allows all.
+    max_new_tokens: a limit for all rows; it makes caches smaller if prompts are
+      long.
+
+  Raises:
+    ValueError: if a number is out of range, the prompt has no rows or exceeds
+      `max_len`, `target` takes no placements, or a level of the draft has fewer
+      nodes than there are beams.
   """
   rules = beam_search.checked_rules(
     target, num_beams, alpha, eos_id, vocab_size
@@ -119,7 +128,7 @@ def init(
   max_len: int,
   max_new_tokens: int | None = None,
 ) -> State:
-  """Encoder pass and prefill of both models; see `generate`."""
+  """Runs the encoder and prefills both models; see `generate`."""
   if target.gather is None:
     raise ValueError(
       'this target takes no placements, by which the beams of a row share '
@@ -171,8 +180,8 @@ def run(
       draft, own = drafter.propose(
         params.drafter, state.beams, state.drafter_state
       )
-    # Rows that are done draft nothing, so that the narrow call can do when no
-    # other row has a draft.
+    # Finished rows draft nothing, so that the narrow call suffices if no other
+    # row has a draft.
     is_active = state.beams.search.is_active[:, None, None]
     draft = dataclasses.replace(
       draft, parents=jnp.where(is_active, draft.parents, -1)
@@ -185,8 +194,8 @@ def run(
 
     if not drafter.may_abstain:
       return judge(state)
-    # Two calls in one loop, of which one runs: a batch without any draft pays
-    # for K tokens, not for K + G * U.
+    # Two calls in one loop, of which one runs: a batch without drafts pays for
+    # K tokens, not for K + G * U.
     has_draft = jnp.any(draft.parents >= 0)
     state = target_call.run_if(has_draft, judge, state)
     return target_call.run_if(~has_draft, lambda s: judge(s, 0), state)
@@ -204,8 +213,8 @@ def _judge(
   drafter: BeamDrafter,
   rules: Rules,
 ) -> State:
-  """Scores a draft of any depth, decides what it can, and keeps the entries of
-  the sequences that were live."""
+  """Scores a draft of any depth, replays the steps it allows, and keeps the
+  cache entries of the sequences that were live."""
   beams = state.beams
   with jax.named_scope('verify'):
     tokens, placement = beam_trie.laid_out(beams, draft)
@@ -217,8 +226,8 @@ def _judge(
   with jax.named_scope('commit'):
     own, num_entries = state.drafter_state, new.num_entries
     batch_size, gamma, width = draft.tokens.shape
-    # Of 2 beams that followed nodes 0 and 2 of 3 on level 0, and 1 and 2 on
-    # level 1, offsets are [0, 2, 4, 5]: their entries move together.
+    # Two beams that followed nodes 0 and 2 of 3 on level 0, and 1 and 2 on
+    # level 1: offsets [0, 2, 3 + 1, 3 + 2] move their entries together.
     if gamma and target.gather is not None:
       starts = beams.num_entries + rules.num_beams
       levels = width * jnp.arange(gamma, dtype=jnp.int32)
@@ -233,8 +242,8 @@ def _judge(
 def _replayed(
   beams: Beams, draft: BeamDraft, logits: Array, rules: Rules
 ) -> _Replay:
-  """The search's decisions on `logits[B, K + G * U, V]`: one at least, and on
-  while every live sequence is a node."""
+  """Replays the search on `logits[B, K + G * U, V]`: one step, and more while
+  every live sequence is a node."""
   batch_size, gamma, width = draft.tokens.shape
   num_beams, capacity = beams.sees.shape[1:]
   order = jnp.arange(num_beams, dtype=jnp.int32)
@@ -242,13 +251,14 @@ def _replayed(
 
   def decide(replay: _Replay) -> _Replay:
     depth, nodes = replay.depth, replay.nodes
-    # Of 2 beams and levels of 3, logits 0 and 1 are of the pending tokens, 2 to
-    # 4 of level 0, 5 to 7 of level 1.
+    # With 2 beams and levels of 3, logits 0 and 1 are of the pending tokens, 2
+    # to 4 of level 0, 5 to 7 of level 1.
     first = jnp.where(depth > 0, num_beams + (depth - 1) * width, 0)
     search, parents, is_taken = beam_search.advance(
       replay.search, arrays.take(logits, first + nodes), replay.is_due, rules
     )
-    # Nodes of a level are kept in the order in which they lie.
+    # Nodes keep their order: nodes [2, 0] have [1, 0] before them, so at depth
+    # 1 with 2 beams they go to entries 3 and 2 from `starts` on.
     is_before = nodes[:, None, :] < nodes[:, :, None]
     places = depth * num_beams + jnp.sum(is_before, axis=2, dtype=jnp.int32)
     own = beam_trie.is_at(starts[:, None] + places, capacity)
@@ -287,14 +297,14 @@ def _replayed(
 def _find(
   draft: BeamDraft, depth: Array, parents: Array, tokens: Array
 ) -> tuple[Array, Array]:
-  """Which node of the level below `depth` each live sequence is, int32 `[B,
-  K]`, and whether all of a row are nodes, bool `[B]`; there is none below the
-  last level. `parents[B, K]` are what the sequences were on level `depth`, and
-  `tokens[B, K]` what they were continued with.
+  """Finds which node of the level below `depth` each live sequence is, int32
+  `[B, K]`, and whether all of a row are nodes, bool `[B]`, never below the last
+  level. `parents[B, K]` are their nodes on level `depth`, and `tokens[B, K]`
+  the tokens that continue them.
   """
 
   def level(values: Array) -> Array:
-    # A level more, of nothing: no sequence goes on below the last one.
+    # One more level without nodes: no sequence continues below the last one.
     ended = jnp.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
     return jax.lax.dynamic_index_in_dim(ended, depth, 1)  # [B, 1, U]
 
@@ -309,12 +319,13 @@ def _find(
 def _count(
   before: Statistics, search: Search, new: Search, draft: BeamDraft
 ) -> Statistics:
-  """The counters after a call; a level of the draft counts as a token."""
+  """Counts a call; a level of the draft counts as a token."""
   gamma = before.num_tested.shape[1]
   num_steps = new.lengths - search.lengths
   num_accepted = jnp.maximum(num_steps - 1, 0)
   num_drafted = arrays.count_leading(jnp.any(draft.parents >= 0, axis=2))
-  # A level that fails is tested, unless the search ended before it.
+  # A level that fails was tested, unless the search ended before it: of 3
+  # levels with 1 accepted, 2 are tested.
   fails = new.is_active & (num_accepted < num_drafted)
   num_tested = num_accepted + fails.astype(jnp.int32)
   reach = lambda lengths: arrays.is_within(lengths, gamma).astype(jnp.int32)
