@@ -90,8 +90,7 @@ class BeamDrafter(NamedTuple):
 
 
 def with_own(sees: Array, starts: Array) -> Array:
-  """Adds to what M tokens see, `[B, M, C]`, their own entries `starts[b] + m`.
-  """
+  """Adds their own entries, `starts[b] + m`, to what M tokens see."""
   entries = arrays.block_positions(starts, sees.shape[1])
   return sees | is_at(entries, sees.shape[2])
 

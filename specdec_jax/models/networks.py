@@ -1,4 +1,4 @@
-"""Networks as the functions that decoding calls."""
+"""Makes of networks the functions that decoding calls: `base.LanguageModel`."""
 
 import dataclasses
 import functools
@@ -14,12 +14,12 @@ from specdec_jax.models import kv_cache
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Weights, applied
 
-# Where networks offer their residual streams, and by which names.
+# The collection and the names under which networks sow residual streams.
 TAPS, TAP = 'intermediates', 'stream_{}'
-# Keys and values `[B, H, S, D]` of a layer, and how many of each row count.
+# A layer's cached keys and values `[B, H, S, D]`, and lengths int32 `[B]`.
 Past = tuple[Array, Array, Array]
-# From a stream and what a layer has kept, None if all tokens are new, to the
-# stream that leaves it, and the keys and values that it attended to.
+# `(stream, past) -> (stream, keys, values)`: applies a layer; the keys and
+# values are those attended to. `past` is None if all tokens are new.
 LayerFn = Callable[[Array, Past | None], tuple[Array, Array, Array]]
 
 
@@ -27,10 +27,10 @@ Layer = TypeVar('Layer', bound=nn.Module)
 
 
 def traced_once(module: nn.Module, layer: type[Layer]) -> type[Layer]:
-  """Returns the class of the layers in a stack of `module`, which are alike:
-  all of them are traced and lowered as one."""
-  # `nn.jit` splits random keys in its own way: parameters and dropout of a seed
-  # would be others.
+  """Returns the class for the equal layers in a stack of `module`, wrapped so
+  that they are traced and lowered once."""
+  # Not where random keys are used: `nn.jit` splits them in its own way, which
+  # would change the parameters and the dropout of a seed.
   is_random = module.has_rng('params') or module.has_rng('dropout')
   made: type[Layer] = layer if is_random else _jitted(cast(Any, layer))
   return made
@@ -48,9 +48,12 @@ Kept = TypeVar('Kept', KVCache, KVCache | None)
 def through(
   module: nn.Module, stack: Iterable[LayerFn], x: Array, past: Kept
 ) -> tuple[Array, Kept]:
-  """Puts a stream `[B, T, embed]` through a stack of layers: what leaves the
-  last one, and the cache with T more positions. `models.taps` may keep the
-  streams between them; that costs nothing where nobody asks."""
+  """Applies a stack of layers to a residual stream `[B, T, embed]`.
+
+  Returns the stream that leaves the last layer, and the cache with T more
+  positions. `models.taps` can keep the streams between layers; sowing them
+  costs nothing unless it asks for them.
+  """
   keys, values = [], []
   module.sow(TAPS, TAP.format(0), x)
   for i, layer in enumerate(stack):
@@ -60,7 +63,7 @@ def through(
     x, layer_keys, layer_values = layer(x, kept)
     keys.append(layer_keys)
     values.append(layer_values)
-    # Stream i enters layer i: two layers have streams 0, 1 and 2.
+    # Stream i enters layer i; two layers have the streams 0, 1 and 2.
     module.sow(TAPS, TAP.format(i + 1), x)
   if past is None:
     return x, past
@@ -72,18 +75,18 @@ def through(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-  """A network of decoder layers, with what decoding needs to know of it.
+  """A network of decoder layers, as decoding uses it.
 
   Attributes:
-    module: a network with three methods: `empty_cache(batch_size, capacity)`,
-      to a `KVCache`, with a third argument, int32 `[B, E]`, if it has an
-      encoder; `extend(tokens, cache, placement)`, to the last hidden states
-      `[B, T, embed]` and the cache; and `project`, from such states to logits.
-      If `extend` goes `through` its layers, `models.taps` can keep its streams.
-    config: its sizes, of which `vocab_size`, `embed_dim` and `dtype` are read.
-    num_layers: of the decoder.
-    has_encoder: whether prompts need encoder tokens; else they may have none.
-    embedder: where the decoder's token embeddings lie among the parameters.
+    module: a network with three methods: `empty_cache(batch_size, capacity)`
+      makes a `KVCache` and, with an encoder, takes int32 `[B, E]` as a third
+      argument; `extend(tokens, cache, placement)` returns the last hidden
+      states `[B, T, embed]` and the cache; `project` maps such states to
+      logits. If `extend` uses `through`, `models.taps` can keep its streams.
+    config: its sizes; `vocab_size`, `embed_dim` and `dtype` are read.
+    num_layers: layers of the decoder.
+    has_encoder: whether prompts must have encoder tokens; else they must not.
+    embedder: path of the decoder's token embeddings among the parameters.
   """
 
   module: nn.Module
@@ -93,8 +96,8 @@ class Network:
   embedder: tuple[str, ...] = ('token_embedder',)
 
   def token_embedder(self, params: Weights) -> Weights:
-    """The parameters of the decoder's token embeddings."""
-    # ('decoder', 'token_embedder') is a branch within a branch.
+    """Returns the parameters of the decoder's token embeddings."""
+    # ('decoder', 'token_embedder') is params['decoder']['token_embedder'].
     for name in self.embedder:
       params = params[name]
     return params
@@ -102,16 +105,19 @@ class Network:
   def before_prompt(
     self, params: Weights, prompt: Prompt, max_len: int
   ) -> tuple[Any, Array]:
-    """An empty cache with room for `max_len` positions, after the encoder, and
-    the tokens to prefill: all but each prompt's last. ValueError if the prompt
-    is for another kind of network."""
+    """Runs the encoder, if any, and makes an empty cache.
+
+    Returns the cache, with room for `max_len` positions, and the tokens to
+    prefill, int32 `[B, P-1]`: the prompt buffer without its last column. Raises
+    ValueError if encoder tokens are missing or not expected.
+    """
     if (prompt.encoder_tokens is None) == self.has_encoder:
       needs = 'has no encoder and takes no encoder tokens: give none'
       if self.has_encoder:
         needs = 'needs encoder tokens: give them in the prompt'
       raise ValueError(f'the model {needs}')
     batch_size, prompt_len = prompt.decoder_tokens.shape
-    # An encoder is run once, where the cache is made.
+    # The encoder runs once, inside `empty_cache`.
     inputs = (prompt.encoder_tokens,) if self.has_encoder else ()
     sizes = batch_size, max(max_len, prompt_len)
     cache = applied(self.module)(params, *sizes, *inputs, method='empty_cache')
@@ -120,7 +126,8 @@ class Network:
   def project(
     self, params: Weights, x: Array, at: Array | None = None
   ) -> Array:
-    """Logits of hidden states `[B, T, embed]`, or of those at `at[B]`."""
+    """Computes logits of hidden states `[B, T, embed]`, or only of those at
+    `at[B]`."""
     if at is not None:
       x = arrays.read_block(x, at, 1)
     logits: Array = applied(self.module)(params, x, method='project')
@@ -128,8 +135,8 @@ class Network:
 
 
 def tapped(network: Network | None) -> Network:
-  """A target's network, whose streams a drafter reads; ValueError for None, of
-  a family without one."""
+  """Returns a target's network, whose streams a drafter reads; ValueError for
+  None, the network of a family that has none."""
   if network is None:
     raise ValueError(
       'the target keeps no streams that a drafter could read: choose another '
@@ -139,13 +146,13 @@ def tapped(network: Network | None) -> Network:
 
 
 class Bound(NamedTuple):
-  """A network that only drafts, bound to the target that it drafts for.
+  """A network that only drafts, bound to its target.
 
   Attributes:
     model: what its drafter takes, such as `drafters.eagle.EagleModel`.
-    target: the target's functions, where the network reads more of it than
-      tokens; None for the usual ones.
-    join: from the target's params and its own to the drafter's params.
+    target: the target's functions, if the network reads more of the target than
+      its tokens; None for the usual ones.
+    join: `(target_params, own_params) -> params` of the drafter.
   """
 
   model: Any
@@ -154,8 +161,8 @@ class Bound(NamedTuple):
 
 
 def init_params(network: Network, rng_key: Array) -> Weights:
-  """Fresh float32 parameters: all that a step of decoding reads."""
-  # Their shapes depend on no number of tokens.
+  """Initialises float32 parameters: all that a step of decoding reads."""
+  # One token is enough: no parameter's shape depends on their number.
   token = jnp.zeros((1, 1), jnp.int32)
   inputs = (token,) if network.has_encoder else ()
 
@@ -170,11 +177,11 @@ def init_params(network: Network, rng_key: Array) -> Weights:
 
 
 def language_model(network: Network) -> LanguageModel:
-  """The functions that decoding calls."""
+  """Makes the functions that decoding calls."""
   apply = applied(network.module)
 
   def init(params: Weights, prompt: Prompt, max_len: int) -> Any:
-    # Of the prompt's logits none are needed, so that nothing is projected.
+    # No logits of the prompt are needed, so nothing is projected.
     cache, tokens = network.before_prompt(params, prompt, max_len)
     if tokens.shape[1]:
       _, cache = apply(params, tokens, cache, method='extend')

@@ -1,4 +1,4 @@
-"""Model sizes by the names that papers and checkpoints use, of presets.toml."""
+"""Model sizes by the names of papers and checkpoints, from presets.toml."""
 
 import dataclasses
 import tomllib
@@ -21,20 +21,20 @@ DTYPES = ('float32', 'bfloat16')
 
 
 def _value(value: object) -> object:
-  """A value of the file as the field of a configuration."""
+  """Converts a value of the file to that of a configuration's field."""
   if isinstance(value, dict):
     return RopeScaling(**value)
   return tuple(value) if isinstance(value, list) else value
 
 
 def _read() -> dict[str, AnyConfig]:
-  """All sizes of the file, which says how it is to be read."""
+  """Reads all sizes from the file, whose header describes its format."""
   file = resources.files('specdec_jax.models').joinpath('presets.toml')
   groups = tomllib.loads(file.read_text(encoding='utf-8'))
   configs = {family.name: family.config for family in families.FAMILIES}
   found: dict[str, AnyConfig] = {}
   for name, own in groups.items():
-    # A group comes after the one that it is like, which is whole by then.
+    # A group follows the one it is `like`, which is complete by then.
     groups[name] = group = groups.get(own.pop('like', ''), {}) | own
     others = {'family', 'columns', 'models', 'prefix'}
     shared = {key: group[key] for key in group.keys() - others}
@@ -60,29 +60,36 @@ SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
 PRESETS: dict[str, Config] = {
   name: config for name, config in _ALL.items() if isinstance(config, Config)
 }
-# Tokens that EAGLE-3 networks of these sizes can draft; all else is that of a
-# layer of their target.
+# How many tokens EAGLE-3 networks of these names can draft; all other sizes are
+# those of their target's layers.
 EAGLES = {f'eagle3_{n}k': n * 1024 for n in (4, 8, 16, 32)}
 
 
 def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> Config:
-  """The sizes of a model in `PRESETS`, with that dtype of activations and
-  cache; ValueError if there is none of the name."""
+  """Looks up a model's sizes in `PRESETS`.
+
+  `dtype` is that of activations and cache. Raises ValueError for an unknown
+  name.
+  """
   return dataclasses.replace(_named(name, PRESETS), dtype=dtype)
 
 
 def spec_drafter(
   name: str, *, dtype: jnp.dtype = jnp.float32
 ) -> BlockDecoderConfig:
-  """The same of `SPEC_DRAFTERS`."""
+  """Looks up a Spec-Drafter's sizes in `SPEC_DRAFTERS`, as `preset`."""
   return dataclasses.replace(_named(name, SPEC_DRAFTERS), dtype=dtype)
 
 
 def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
-  """The same of `EAGLES`, for a target."""
+  """Makes the sizes of an EAGLE-3 network for a target.
+
+  `name`, one of `EAGLES`, sets how many tokens can be drafted, at most the
+  target's; heads, feed-forward and positions are those of the target's layers.
+  Raises ValueError for an unknown name.
+  """
   num_drafted = min(_named(name, EAGLES), target.vocab_size)
-  # Heads, feed-forward and positions are those of a layer of the target. A T5
-  # has no number of key-value heads: every head has its own.
+  # A T5 has no field `num_kv_heads`: every head has keys and values of its own.
   fields = {field.name for field in dataclasses.fields(EagleConfig)}
   sizes = {'num_kv_heads': target.num_heads} | {
     field: value for field, value in vars(target).items() if field in fields

@@ -3,8 +3,8 @@
 Raffel et al., arXiv 1910.10683. Parameters have T5X's names and shapes
 (`t5x/examples/t5` and `t5x/examples/decoder_only`), so that its checkpoints
 load unchanged. Decoding differs: the cache is an explicit argument and result,
-any number of tokens is appended per call, each row has its own positions, and
-the keys and values of cross-attention are computed once per decode.
+a call appends any number of tokens, each row has its own positions, and the
+keys and values of cross-attention are computed once per decode.
 """
 
 import dataclasses
@@ -25,13 +25,15 @@ from specdec_jax.sharding import rules
 
 
 class Encoder(nn.Module):
-  """Embedded tokens `[B, E, embed]` to the same shape."""
+  """The encoder stack: embedded tokens `[B, E, embed]` to hidden states of the
+  same shape."""
 
   config: T5Config
 
   @nn.compact
   def __call__(self, x: Array, mask: Array) -> Array:
-    """`mask` is bool `[B or 1, E or 1, E]`."""
+    """Encodes `x` under `mask`, bool `[B or 1, E or 1, E]`, true where a token
+    attends."""
     config = self.config
     drop = Dropout(config.dropout_rate)
     positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
@@ -49,15 +51,15 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """The decoder stack, from token ids to the input of `T5.project`; without an
-  encoder, which shares its `embed`, it has its own token embeddings."""
+  """The decoder stack, from token ids to the input of `T5.project`. It shares
+  the encoder's token embeddings, `embed`, or has its own without an encoder."""
 
   config: T5Config
   embed: Embed | None = None
 
   def setup(self):
     config = self.config
-    # An encoder's embeddings lie beside it in T5X's tree, and so do not here.
+    # In T5X's tree shared embeddings lie beside the encoder, not here.
     if self.embed is None:
       self.token_embedder = _embed(config)
     if not config.has_layer_relpos:
@@ -78,9 +80,17 @@ class Decoder(nn.Module):
     crosses: Iterable[Cross | None],
     past: Kept,
   ) -> tuple[Array, Kept]:
-    """Reads int32 `[B, T]`: `[B, T, embed]`, the input of `project`, and the
-    cache. They are appended to `past`, which is None if all tokens are new;
-    `crosses` is what each layer, in turn, knows of the encoder."""
+    """Runs the stack over T new tokens.
+
+    Args:
+      tokens: int32 `[B, T]`.
+      placement: their positions and mask.
+      crosses: each layer's keys, values and mask of the encoder, or None.
+      past: the cache to append to; None if all tokens are new, as in training.
+
+    Returns:
+      `[B, T, embed]`, the input of `project`, and the cache.
+    """
     bias = None
     if not self.config.has_layer_relpos:
       bias = self.relpos_bias(placement.positions, placement.key_positions)
@@ -95,7 +105,7 @@ class Decoder(nn.Module):
 
 
 class T5(nn.Module):
-  """The whole network; `config.num_encoder_layers` 0 leaves the encoder out.
+  """The whole network; with `config.num_encoder_layers` 0 it has no encoder.
 
   Its methods are the steps of decoding; calling it is teacher forcing.
   """
@@ -114,9 +124,9 @@ class T5(nn.Module):
   def encode(
     self, encoder_tokens: Array, segment_ids: Array | None = None
   ) -> Array:
-    """int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
+    """Encodes int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
     mask = (encoder_tokens > 0)[:, None, :]
-    # Of rows of several examples, [1, 1, 2]: token 2 does not see 0 and 1.
+    # Segments [1, 1, 2] are two packed examples: token 2 sees itself alone.
     if segment_ids is not None:
       mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
     return self.encoder(self.token_embedder(encoder_tokens), mask)
@@ -124,7 +134,8 @@ class T5(nn.Module):
   def empty_cache(
     self, batch_size: int, capacity: int, encoder_tokens: Array | None = None
   ) -> KVCache:
-    """No tokens, after an encoder's int32 `[B, E]`, if there is one."""
+    """Makes a cache without tokens and, with an encoder, runs it over int32
+    `[B, E]` and stores each layer's cross-attention keys and values."""
     layers = self.decoder.layers
     empty = kv_cache.init(self.config, batch_size, capacity, len(layers))
     if encoder_tokens is None:
@@ -136,27 +147,27 @@ class T5(nn.Module):
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None
   ) -> tuple[Array, KVCache]:
-    """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
-    cache."""
+    """Appends int32 `[B, T]` tokens and returns the input `[B, T, embed]` of
+    `project`, and the cache."""
     placement = attention.placed(
       cache.lengths, tokens.shape[1], cache.capacity, placement
     )
     return self.decoder(tokens, placement, cache.crosses, cache)
 
   def project(self, x: Array) -> Array:
-    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
+    """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
     decoder = self.decoder
     if self.config.is_tied:
       logits = (decoder.embed or decoder.token_embedder).attend(x)
-      # As Mesh TensorFlow had it: the embeddings are drawn with a deviation
-      # of 1, and logits of that size would be too large.
+      # As in Mesh TensorFlow: embeddings are initialised with a deviation of 1,
+      # which would make logits too large.
       logits = logits * self.config.embed_dim**-0.5
     else:
       logits = decoder.logits_dense(x)
     return rules.constrain(logits, 'batch', 'length', 'vocab')
 
   def __call__(self, *args: Any, **options: Any) -> Array:
-    """Teacher-forced logits, float32 `[B, T, V]`; arguments as for `hidden`."""
+    """Computes teacher-forced logits, float32 `[B, T, V]`, as `hidden`."""
     return self.project(self.hidden(*args, **options))
 
   def hidden(
@@ -167,16 +178,22 @@ class T5(nn.Module):
     encoder_segment_ids: Array | None = None,
     decoder_segment_ids: Array | None = None,
   ) -> Array:
-    """Teacher forcing up to the last projection, `[B, T, embed]`, of what
-    follows each of `decoder_tokens`, int32 `[B, T]`, the targets shifted right;
-    in training, with a random key named `dropout`.
+    """Runs the network by teacher forcing up to the last projection.
 
-    `encoder_tokens` are int32 `[B, E]`, 0 where padded; None if decoder-only.
-    Where several examples are packed into a row, segment ids say of each token
-    to which it belongs.
+    In training, it is applied with a random key named `dropout`.
+
+    Args:
+      encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
+      decoder_tokens: int32 `[B, T]`, the targets shifted right.
+      encoder_segment_ids: int32 `[B, E]`, the example that each token of a
+        packed row belongs to; None if rows are not packed.
+      decoder_segment_ids: int32 `[B, T]`, likewise.
+
+    Returns:
+      `[B, T, embed]`, the input of `project`.
     """
     num_tokens, ids = decoder_tokens.shape[1], decoder_segment_ids
-    # All rows stand alike.
+    # One start for all rows: position and mask broadcast over the batch.
     start = jnp.zeros(1, jnp.int32)
     placement = attention.placed(start, num_tokens, num_tokens)
     if ids is not None:
@@ -189,7 +206,7 @@ class T5(nn.Module):
       if encoder_segment_ids is not None and ids is not None:
         is_same = ids[:, :, None] == encoder_segment_ids[:, None, :]
         cross_mask = cross_mask & is_same
-      # Made when their layer is reached.
+      # A generator: each layer's keys and values are made when it is reached.
       crosses = (
         (*layer.encoder_decoder_attention.keys_values(encoded), cross_mask)
         for layer in self.decoder.layers
@@ -199,13 +216,13 @@ class T5(nn.Module):
 
 
 def network(config: T5Config) -> Network:
-  """A T5, with or without an encoder; its params are T5X's tree.
+  """Makes a T5, with or without an encoder; its params are T5X's tree.
 
-  The encoder's padding is id 0. A decoder-only model takes its whole prompt as
-  decoder tokens, an encoder-decoder its start token (0 in T5).
+  Id 0 pads the encoder's input. A decoder-only model takes the whole prompt as
+  decoder tokens, an encoder-decoder only its start token (0 in T5).
   """
   has_encoder = config.num_encoder_layers > 0
-  # An encoder's embeddings are the decoder's, too.
+  # With an encoder, the embeddings are shared and lie at the top of the tree.
   branch = () if has_encoder else ('decoder',)
   return Network(
     module=T5(config),

@@ -1,4 +1,4 @@
-"""Heads on a target's decoder that predict further ahead (Stern et al., arXiv
+"""Heads on a target that predict several tokens ahead (Stern et al., arXiv
 1811.03115)."""
 
 import dataclasses
@@ -18,8 +18,15 @@ from specdec_jax.models.networks import Bound, Network
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeadsConfig:
-  """Sizes of the heads: `embed_dim` is the target's, `gamma` counts the heads
-  beside its own (k - 1 in the paper), and dropout is of its decoder."""
+  """Sizes of the heads.
+
+  Attributes:
+    embed_dim: width of the target's residual stream.
+    gamma: heads beside the target's own, k - 1 in the paper.
+    mlp_dim: width of each head's feed-forward.
+    dropout_rate: dropout of the target's decoder in training.
+    dtype: of activations.
+  """
 
   embed_dim: int
   gamma: int
@@ -32,13 +39,13 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 class BlockHeads(nn.Module):
-  """A residual feed-forward per position ahead; the target's own projection
-  makes logits of the results."""
+  """One residual feed-forward per position ahead; the target's own projection
+  turns the results into logits."""
 
   config: BlockHeadsConfig
 
   def setup(self):
-    # All heads in one array, so that they are one product: [G, embed, mlp].
+    # All heads in one array [G, embed, mlp], so that they are one product.
     config = self.config
     init = nn.initializers.variance_scaling(
       1.0, 'fan_in', 'normal', batch_axis=0
@@ -48,21 +55,21 @@ class BlockHeads(nn.Module):
     self.wo = self.param('wo', init, (shape[0], shape[2], shape[1]))
 
   def __call__(self, x: Array) -> Array:
-    """All heads: `[B, embed]` to `[B, G, embed]`."""
+    """Applies all heads: `[B, embed]` to `[B, G, embed]`."""
     inner = jax.nn.relu(_product('be,gem->bgm', x, self.wi)).astype(x.dtype)
     outer = _product('bgm,gme->bge', inner, self.wo)
     return x[:, None] + outer.astype(x.dtype)
 
   def one(self, x: Array, index: Array) -> Array:
-    """One head: `[B, T, embed]` to the same."""
-    # Training draws one head per step, for all positions at once.
+    """Applies head `index`, int32 `[]`: `[B, T, embed]` to the same shape."""
+    # Training draws one head per step and applies it to all positions.
     wi, wo = self.wi[index], self.wo[index]
     inner = jax.nn.relu(_product('bte,em->btm', x, wi)).astype(x.dtype)
     return x + _product('btm,me->bte', inner, wo).astype(x.dtype)
 
 
 def init_params(config: BlockHeadsConfig, rng_key: Array) -> Weights:
-  """Fresh float32 parameters."""
+  """Initialises float32 parameters."""
   x = jnp.zeros((1, config.embed_dim), jnp.float32)
   return BlockHeads(config).init(rng_key, x)['params']
 
@@ -70,12 +77,13 @@ def init_params(config: BlockHeadsConfig, rng_key: Array) -> Weights:
 def bind(
   network: Network | None, config: BlockHeadsConfig, *, width: int
 ) -> Bound:
-  """A target that keeps what its heads read, at the first `width` tokens of a
-  call, and the first `width - 1` heads, for `contrib.blockwise_heads`.
+  """Binds the first `width - 1` heads to a target, for
+  `contrib.blockwise_heads`; the target then keeps what the heads read at the
+  first `width` tokens of a call.
 
-  The heads' params are `{'heads': ..., 'target': ...}`, their own and the
-  target's, whose projection they share. Raises ValueError if the target keeps
-  no streams, or the widths differ.
+  The drafter's params are `{'heads': ..., 'target': ...}`, since heads share
+  the target's projection. Raises ValueError if the target keeps no streams, or
+  the heads' `embed_dim` is not the target's.
   """
   target = networks.tapped(network)
   own, read = config.embed_dim, target.config.embed_dim
@@ -84,11 +92,11 @@ def bind(
       f'heads of width {own} do not fit a target of {read}: give the target '
       'that they were trained for'
     )
-  # What the target's own projection reads, so that it can read the heads'.
+  # The input of the target's projection, to which the heads' outputs go too.
   keeping = taps.last_call(target, (taps.LAST,), width=width)
 
   def init(params: Weights, prompt: Prompt, max_len: int) -> FeatureCache:
-    # What the prefill left is not read: the first draft is empty.
+    # The streams of the prefill are not read: the first draft is empty.
     cache = keeping.init(params, prompt, max_len)
     nothing = jnp.full_like(cache.starts, -1)
     return dataclasses.replace(cache, starts=nothing, prompt=None)
@@ -96,7 +104,7 @@ def bind(
   def heads(
     params: Weights, cache: FeatureCache, lengths: Array
   ) -> tuple[Array, Array]:
-    # The target's own head made the pending token of the same features.
+    # The target's own head made the pending token from the same features.
     x, is_ready = features.of_last_read(cache, lengths)
     ahead = applied(BlockHeads(config))(params['heads'], x)
     logits = target.project(params['target'], ahead)

@@ -1,8 +1,8 @@
-"""Gemma 2 and Gemma 3 (text): decoders alone.
+"""Gemma 2 and Gemma 3, the text decoders.
 
 Parameters are named as T5X names those of a decoder-only model. The cache is an
-explicit argument and result. It keeps all positions, those that a window has
-left behind too, so that rolling it back is an assignment to its lengths.
+explicit argument and result. It keeps all positions, even those outside a
+layer's window, so that rolling back is an assignment to its lengths.
 """
 
 import functools
@@ -19,8 +19,8 @@ from specdec_jax.sharding import rules
 
 
 class Decoder(nn.Module):
-  """The decoder stack, with its embeddings; `has_cross` for one that attends to
-  an encoder."""
+  """The decoder stack with its embeddings; `has_cross` tells whether it attends
+  to an encoder."""
 
   config: GemmaConfig
   has_cross: bool = False
@@ -38,13 +38,14 @@ class Decoder(nn.Module):
   def extend(
     self, tokens: Array, past: KVCache, placement: Placement | None = None
   ) -> tuple[Array, KVCache]:
-    """Appends int32 `[B, T]`, a run of text unless placed otherwise: the input
-    `[B, T, embed]` of `project`, and the cache."""
+    """Appends int32 `[B, T]` tokens, which continue the text unless `placement`
+    says otherwise, and returns the input `[B, T, embed]` of `project`, and the
+    cache."""
     crosses = past.crosses
     placement = attention.placed(
       past.lengths, tokens.shape[1], past.capacity, placement
     )
-    # The embeddings alone are scaled; the logits reuse them as they are.
+    # Only the inputs are scaled; the logits reuse the embeddings unscaled.
     x = layers.scaled(self.config, self.token_embedder(tokens))
     stack = (
       functools.partial(
@@ -59,22 +60,22 @@ class Decoder(nn.Module):
     return self.decoder_norm(x), cache
 
   def project(self, x: Array) -> Array:
-    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
-    # Bounds come before the choice of a token: they change no argmax, but
-    # distributions.
+    """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
+    # A softcap keeps the argmax but changes the distribution, so it comes
+    # before temperature and limits.
     logits = self.token_embedder.attend(x)
     if self.config.logits_softcap:
       logits = attention.softcapped(logits, self.config.logits_softcap)
     return rules.constrain(logits, 'batch', 'length', 'vocab')
 
   def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
-    """No tokens, with room for so many in each row."""
+    """Makes a cache without tokens and with room for `capacity` in each row."""
     layers = self.config.num_layers
     return kv_cache.init(self.config, batch_size, capacity, layers)
 
 
 def network(config: GemmaConfig) -> Network:
-  """A Gemma 2 or 3; its params are `{'token_embedder': ..., ...}`."""
+  """Makes a Gemma 2 or 3; its params are `{'token_embedder': ..., ...}`."""
   return Network(
     module=Decoder(config), config=config, num_layers=config.num_layers
   )

@@ -1,8 +1,8 @@
 """T5Gemma: an encoder and a decoder of Gemma 2's layers.
 
-Zhang et al., arXiv 2504.06225. Windows of the encoder look both ways. The
-decoder attends to the encoder between its own text and the feed-forward, whose
-keys and values are computed once per decode. Each stack has embeddings.
+Zhang et al., arXiv 2504.06225. The encoder's windows extend to both sides. A
+decoder layer attends to its own text, then to the encoder, whose keys and
+values are computed once per decode. Each stack has its own embeddings.
 """
 
 import dataclasses
@@ -23,9 +23,10 @@ from specdec_jax.models.networks import Network
 class T5GemmaConfig:
   """Sizes of a T5Gemma.
 
-  Those that begin with `encoder_` are the encoder's, whose counterparts are the
-  decoder's; the others are of both. See `GemmaConfig`. A window of W positions
-  has W - 1 before a token of the decoder, and W to either side in the encoder.
+  Sizes that begin with `encoder_` are the encoder's and have counterparts of
+  the decoder; the others hold for both. See `GemmaConfig`. With a window of W,
+  a decoder token sees itself and W - 1 tokens before it, an encoder token W to
+  either side.
   """
 
   vocab_size: int
@@ -51,12 +52,12 @@ class T5GemmaConfig:
   dtype: jnp.dtype = jnp.float32
 
   def __post_init__(self):
-    # They raise ValueError for sizes that do not fit together.
+    # These raise ValueError for sizes that do not fit together.
     stack(self, 'encoder'), stack(self, 'decoder')
 
 
 def stack(config: T5GemmaConfig, name: str) -> GemmaConfig:
-  """The sizes of the `encoder` or the `decoder`."""
+  """Returns the sizes of one stack; `name` is `encoder` or `decoder`."""
   fields = {field.name for field in dataclasses.fields(GemmaConfig)}
   sizes = {key: x for key, x in vars(config).items() if key in fields}
   if name == 'encoder':
@@ -71,7 +72,7 @@ def stack(config: T5GemmaConfig, name: str) -> GemmaConfig:
 
 
 class Encoder(nn.Module):
-  """int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
+  """The encoder stack: int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
 
   config: GemmaConfig
 
@@ -104,7 +105,8 @@ class T5Gemma(nn.Module):
   def empty_cache(
     self, batch_size: int, capacity: int, encoder_tokens: Array
   ) -> KVCache:
-    """No tokens after an encoder's int32 `[B, E]`."""
+    """Makes a cache without tokens, runs the encoder over int32 `[B, E]`, 0
+    where padded, and stores each layer's cross-attention keys and values."""
     empty = self.decoder.empty_cache(batch_size, capacity)
     encoded, is_token = self.encoder(encoder_tokens), encoder_tokens > 0
     crosses = kv_cache.crossed(self.decoder.layers, encoded, is_token)
@@ -113,18 +115,18 @@ class T5Gemma(nn.Module):
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None
   ) -> tuple[Array, KVCache]:
-    """See `Decoder.extend`."""
+    """Appends int32 `[B, T]` tokens; see `Decoder.extend`."""
     return self.decoder.extend(tokens, cache, placement)
 
   def project(self, x: Array) -> Array:
-    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
+    """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
     return self.decoder.project(x)
 
 
 def network(config: T5GemmaConfig) -> Network:
-  """A T5Gemma; its params are `{'encoder': ..., 'decoder': ...}`.
+  """Makes a T5Gemma; its params are `{'encoder': ..., 'decoder': ...}`.
 
-  The encoder's padding is id 0; the decoder begins with the start of text, 2.
+  Id 0 pads the encoder's input; the decoder starts with the start of text, 2.
   """
   return Network(
     module=T5Gemma(config),
