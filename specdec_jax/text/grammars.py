@@ -166,10 +166,10 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
       if byte != eos:
         steps[ids[state], byte] = ids[behind]
   is_last = np.array([False, *(name in last for name in names)])
-  behind: np.ndarray = np.arange(len(steps))
+  ends: np.ndarray = np.arange(len(steps))
   for byte in _END.encode():
-    behind = steps[behind, byte]
-  return np.where(is_last[steps], 0, steps), is_last[behind]
+    ends = steps[ends, byte]
+  return np.where(is_last[steps], 0, steps), is_last[ends]
 
 
 def _bytes_of(pattern: str) -> set[int]:
