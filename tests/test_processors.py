@@ -22,18 +22,46 @@ from tests import slow, toy, toy_tree, trial
 V, EOS = 4, 3
 TARGET, PARAMS = toy.toy(V), toy.toy_params(V, seed=1)
 DRAFTER_PARAMS = toy.perturb(PARAMS, seed=2)
-# A prompt and what it is told; each row of a batch has its own.
-ROWS = {
-  (1,): Processing(repetition_penalty=1.8),
-  (0, 2): Processing(presence_penalty=1.0, frequency_penalty=0.7),
-  (2, 1, 0): Processing(no_repeat_ngram_size=2),
-  (1, 1, 2): Processing(bad_words_ids=[[1, 2], [2, 0]], logit_bias={0: 0.8}),
-  (2, 2): Processing(min_new_tokens=3, begin_suppress_tokens=[1]),
-  (0, 0): Processing(sequence_bias=[[[1, 2], 2.5], [[0, 1], -2.5]]),
-  (2, 0, 2): Processing(encoder_no_repeat_ngram_size=2),
-  (1, 0): Processing(forced_decoder_ids=[[4, 2]], forced_eos_token_id=EOS),
-  (0, 1): Processing(encoder_repetition_penalty=3.0),
+# A prompt and what it is told: each setting in a row of its own, the last of
+# which have several. Behind it, what notices it: drafts that are not seen, and
+# positions that are not processed.
+_CASES = {
+  (1,): (Processing(repetition_penalty=1.8), 'blind', 'late'),
+  (0, 2): (Processing(presence_penalty=1.5), 'blind', 'late'),
+  (0,): (Processing(frequency_penalty=1.2), 'blind', 'late'),
+  (2, 1, 0): (Processing(no_repeat_ngram_size=2), 'blind', 'late'),
+  (1, 1, 2): (Processing(bad_words_ids=[[1, 2], [2, 0]]), 'blind', 'late'),
+  (1, 1): (Processing(logit_bias={0: 1.5}), 'late'),
+  (2, 2): (Processing(min_new_tokens=3), 'blind', 'late'),
+  (1, 2): (Processing(min_length=5), 'blind', 'late'),
+  (2, 1): (Processing(begin_suppress_tokens=[1, 0]), 'blind'),
+  (0, 0): (
+    Processing(sequence_bias=[[[1, 2], 2.5], [[0, 1], -2.5]]),
+    'blind',
+    'late',
+  ),
+  (0, 1, 2): (Processing(suppress_tokens=[2]), 'late'),
+  (2, 0, 2): (Processing(encoder_no_repeat_ngram_size=2), 'blind', 'late'),
+  (1, 0): (Processing(forced_decoder_ids=[[4, 2]]), 'blind', 'late'),
+  (1, 0, 2): (Processing(forced_eos_token_id=EOS), 'blind', 'late'),
+  (2,): (Processing(forced_bos_token_id=1), 'blind'),
+  (0, 1): (Processing(encoder_repetition_penalty=3.0), 'late'),
+  (2, 0): (
+    Processing(
+      presence_penalty=1.0, frequency_penalty=0.7, logit_bias={0: 0.8}
+    ),
+    'blind',
+    'late',
+  ),
+  (0, 2, 2): (
+    Processing(
+      repetition_penalty=1.5, min_new_tokens=2, bad_words_ids=[[1, 1]]
+    ),
+    'blind',
+    'late',
+  ),
 }
+ROWS = {prompt: way for prompt, (way, *_) in _CASES.items()}
 
 
 def _told(ways, prompt, *, eos_ids=(EOS,), vocab_size=V):
@@ -103,41 +131,32 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
   assert 0 < accepted < np.sum(result.statistics.num_tested)
 
 
-@slow.parametrize(('rule',), _ALL, now=_ALL[:1])
-def test_drafts_that_are_not_seen_are_noticed_for_each(rule, monkeypatch):
+@slow.parametrize(
+  ('rule', 'variant'),
+  [(*rule, variant) for rule in _ALL for variant in ('blind', 'late')],
+  now=[('speculative_sampling', 'blind'), ('block_verification', 'late')],
+)
+def test_each_notices_what_is_wrong(rule, variant, monkeypatch):
+  """Drafts that are not seen, and positions that are not processed."""
   whole = processors._process
 
   def blind(logits, rows, context, drafted, depths):
     return whole(logits, rows, context, drafted, depths * 0)
 
-  monkeypatch.setattr(processors, '_process', blind)
-  # The last of them depends on the prompt alone.
-  assert all(p <= 1e-9 for p in _p_values(rule)[:-1])
-
-
-@slow.parametrize(('rule',), _ALL, now=_ALL[2:])
-def test_positions_that_are_not_processed_are_noticed_for_each(
-  rule, monkeypatch
-):
-  whole = processors._process
-
   def late(logits, rows, context, drafted, depths):
     made = whole(logits, rows, context, drafted, depths)
     return jnp.concatenate([made[:, :1], logits[:, 1:]], axis=1)
 
-  monkeypatch.setattr(processors, '_process', late)
-  assert all(p <= 1e-9 for p in _p_values(rule))
-
-
-def _p_values(rule: str) -> list[float]:
-  """Of the tests of each prompt, the least."""
+  broken = {'blind': blind, 'late': late}[variant]
+  monkeypatch.setattr(processors, '_process', broken)
   report = trial.run(
-    _trial(rule), num_decodes=100_800, batch_size=25_200
+    _trial(rule), num_decodes=201_600, batch_size=25_200
   ).report
-  least = lambda i: min(
-    check.p_value for check in report.checks if f'prompt {i},' in check.name
-  )
-  return [least(i) for i in range(1, len(ROWS) + 1)]
+  for i, (way, *variants) in enumerate(_CASES.values(), start=1):
+    least = min(
+      check.p_value for check in report.checks if f'prompt {i},' in check.name
+    )
+    assert (least <= 1e-9) == (variant in variants), (way, least)
 
 
 def _batch(ways, temperature: float):
