@@ -119,17 +119,19 @@ def _process(
   size, encoder_size = rows.ngram_size, rows.encoder_ngram_size
   rewards = 1 / rows.encoder_repetition
   is_counted = (rows.presence != 0) | (rows.frequency != 0)
+  is_due = texts.lengths[:, :, None] == rows.forced_at[:, None, :]
   for is_used, process, *args in (
     (rewards != 1, _scaled, rewards, texts.source),
     (rows.repetition != 1, _scaled, rows.repetition, texts.tokens),
     (is_counted, _penalized, rows, context, texts),
     (size > 0, _without_repeats, size, texts.tokens, texts),
     (encoder_size > 0, _without_repeats, encoder_size, texts.source, texts),
+    (is_due, _forced, rows.forced, is_due),
   ):
     logits = jax.lax.cond(
       jnp.any(is_used), process, lambda x, *_: x, logits, *args
     )
-  return _forced(logits, rows, texts)
+  return logits
 
 
 def _texts(
@@ -191,8 +193,8 @@ def _biased(logits: Array, rows: Processors, texts: _Texts) -> Array:
 def _scaled(logits: Array, penalties: Array, ids: Array) -> Array:
   """Divides what is positive and multiplies what is negative by penalties
   `[B]`, for ids `[B, T, W]`."""
-  penalties, there = penalties[:, None, None], jnp.maximum(ids, 0)
-  found = jnp.take_along_axis(logits, there, axis=-1)
+  found = _found(logits, ids)
+  penalties = penalties[:, None, None]
   found = jnp.where(found < 0, found * penalties, found / penalties)
   return _put(logits, ids, found)
 
@@ -201,17 +203,23 @@ def _penalized(
   logits: Array, rows: Processors, context: Context, texts: _Texts
 ) -> Array:
   """Subtracts the penalties of ids that are among the new tokens."""
-  tokens, num_ids = context.tokens, logits.shape[-1]
-  within = lambda lengths: arrays.is_within(lengths, tokens.shape[1])
-  is_new = within(context.lengths) & ~within(texts.starts)
+  is_old = arrays.is_within(texts.starts, context.tokens.shape[1])
+  ids = jnp.where(is_old[:, None], NONE, texts.tokens)
   # The context is counted once, not once for each of its drafts.
-  steps = jnp.arange(texts.drafted.shape[-1], dtype=jnp.int32)
-  is_above = steps[None, :] < texts.depths[:, None]
-  drafted = _counts(texts.drafted, is_above[None], num_ids)
-  counts = _counts(tokens, is_new, num_ids)[:, None] + drafted
+  is_text = arrays.is_within(context.lengths, context.tokens.shape[1])
+  counted = jnp.where(is_text & ~is_old, context.tokens, logits.shape[-1])
+  nothing = jnp.zeros(logits.shape[-1], jnp.int32)
+  counts = jax.vmap(lambda ids: nothing.at[ids].add(1, mode='drop'))(counted)
+  is_above = arrays.is_within(texts.depths, texts.drafted.shape[-1])
+  drafted = jnp.where(is_above[None], texts.drafted, NONE)
+  is_drafted = drafted[:, :, None, :] == ids[..., None]
+  nums = _found(counts[:, None], ids)
+  nums = nums + jnp.sum(is_drafted, axis=-1, dtype=jnp.int32)
   column = lambda values: values[:, None, None]
-  logits = logits - column(rows.frequency) * counts.astype(jnp.float32)
-  return logits - jnp.where(counts > 0, column(rows.presence), 0.0)
+  found = _found(logits, ids) - column(rows.frequency) * nums.astype(
+    jnp.float32
+  )
+  return _put(logits, ids, found - column(rows.presence))
 
 
 def _without_repeats(
@@ -234,14 +242,17 @@ def _without_repeats(
   return _put(logits, jnp.where(is_banned, tokens, NONE), -jnp.inf)
 
 
-def _forced(logits: Array, rows: Processors, texts: _Texts) -> Array:
-  """Rules out all others where an id is forced."""
-  if not rows.forced.shape[1]:
-    return logits
-  is_due = texts.lengths[:, :, None] == rows.forced_at[:, None, :]
-  ids = jnp.where(is_due, rows.forced[:, None, :], NONE)
+def _forced(logits: Array, forced: Array, is_due: Array) -> Array:
+  """Rules out all others where an id of `forced[B, F]` is due, bool `[B, T,
+  F]`."""
+  ids = jnp.where(is_due, forced[:, None, :], NONE)
   only = _put(jnp.full_like(logits, -jnp.inf), ids, 0.0)
   return jnp.where(jnp.any(is_due, axis=-1, keepdims=True), only, logits)
+
+
+def _found(values: Array, ids: Array) -> Array:
+  """What `[B, T or 1, V]` has at ids `[B, T, W]`; anything, if negative."""
+  return jnp.take_along_axis(values, jnp.maximum(ids, 0), axis=-1)
 
 
 def _put(logits: Array, ids: Array, values: Array | float) -> Array:
@@ -257,13 +268,3 @@ def _nth_last(texts: _Texts, distance: int | Array) -> Array:
   places = texts.lengths - distance
   inside = jnp.clip(places, 0, texts.tokens.shape[-1] - 1)
   return jnp.where(places < 0, NONE, arrays.pick(texts.tokens, inside))
-
-
-def _counts(tokens: Array, is_counted: Array, num_ids: int) -> Array:
-  """How often ids occur among `[..., W]` tokens: int32 `[..., num_ids]`."""
-  ids = jnp.where(is_counted, tokens, num_ids)
-  nothing = jnp.zeros(num_ids, jnp.int32)
-  count = lambda ids: nothing.at[ids].add(1, mode='drop')
-  for _ in ids.shape[:-1]:
-    count = jax.vmap(count)
-  return count(ids)

@@ -16,7 +16,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
+from specdec_jax.base import Context, Prompt
 from specdec_jax.measure import sides, stopwatch
 from specdec_jax.models import presets
+from specdec_jax.processors import after_drafts
 
 MODULE = 'experiments.plain_step'
 _PROMPT = 'Explain how a refrigerator keeps food cold.'
@@ -227,6 +229,10 @@ def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
     ),
   }
   rows: dict[str, Cells] = {name: {'on': name} for name in ('none', *ways)}
+  alone = _alone([x.prompt for x in on], decoder.target.vocab_size, num_new)
+  by_themselves, _ = stopwatch.alternate(
+    dict(zip(ways, alone, strict=True)), 10 * repeats
+  )
   for column, (make, method) in columns.items():
     side = functools.partial(
       make,
@@ -253,14 +259,39 @@ def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
       pairs = steps[name] / steps['none'] - 1
       row[f'{column}, ms'] = f'{1e3 * np.median(steps[name]):.2f}'
       row[f'{column}, more'] = f'{np.median(pairs):+.1%}'
+  for name, spent in by_themselves.items():
+    rows[name]['by themselves, ms'] = f'{1e3 * np.median(spent):.2f}'
   return Table(
     rows=[*rows.values()],
     notes=[
       f'{num_new} new tokens, batch 1, medians of {repeats} turns; "more" is '
       'the median of the pairs of a turn. One program serves all rows but the '
-      'first, with room for all of the biases.',
+      f'first, with room for all of the biases. "By themselves" they process '
+      f'logits of {_GAMMA + 1} positions, medians of {10 * repeats} turns.',
     ],
   )
+
+
+def _alone(
+  prompts: Sequence[Prompt], vocab_size: int, num_new: int
+) -> list[Callable[[], Any]]:
+  """Calls that process the logits of a block, and do nothing else."""
+  shape = 1, _GAMMA + 1, vocab_size
+  logits = jax.random.normal(jax.random.key(0), shape)
+  drafted = jax.random.randint(jax.random.key(1), (1, _GAMMA), 0, vocab_size)
+
+  @jax.jit
+  def process(prompt: Prompt) -> jax.Array:
+    tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, num_new)))
+    text = Context(
+      tokens=tokens,
+      lengths=prompt.decoder_lengths + num_new // 2,
+      processors=prompt.processors,
+      starts=prompt.decoder_lengths,
+    )
+    return after_drafts(logits, text, drafted)
+
+  return [functools.partial(process, prompt) for prompt in prompts]
 
 
 def _product(
