@@ -201,6 +201,28 @@ def test_drafters_of_trees(name, rule, record_property):
 _MIXED = 'T 0.7, top-k 3, top-p 0.9'
 
 
+def _sampled(rule: str, settings: str) -> dict[str, Any]:
+  """Fields of a trial in which target and drafter are sampled so."""
+  sampling = SAMPLINGS[settings]
+  if rule == 'traversal':
+    drafter = drafters.branching(
+      TARGET,
+      tree=toy_tree.BENT,
+      logits_to_probs=logits.standardize(**sampling._asdict()),
+    )
+    verify_fn, params = toy_tree.rule(rule, toy_tree.BENT), DRAFTER_PARAMS
+  else:
+    drafter, params = _drafter('autoregressive', 2, sampling)
+    verify_fn = LOSSLESS[rule]
+  return {
+    'target': TARGET,
+    'params': Params(TARGET_PARAMS, params),
+    'drafter': drafter,
+    'verify_fn': verify_fn,
+    'sampling': sampling,
+  }
+
+
 @slow.parametrize(
   ('rule', 'settings'),
   [
@@ -209,23 +231,48 @@ _MIXED = 'T 0.7, top-k 3, top-p 0.9'
     ('speculative_sampling', 'top-k 2'),
     ('block', 'top-p 0.8'),
     ('speculative_sampling', 'min-p 0.4'),
+    ('speculative_sampling', 'typical-p 0.6'),
     ('block', 'typical-p 0.6'),
+    ('traversal', 'typical-p 0.6'),
     pytest.param('speculative_sampling', _MIXED, marks=pytest.mark.proof),
     pytest.param('block', _MIXED, marks=pytest.mark.proof),
+    ('traversal', _MIXED),
   ],
   now=[('speculative_sampling', 'min-p 0.4'), ('block', _MIXED)],
 )
 def test_every_way_of_sampling(rule, settings, record_property):
-  drafter, params = _drafter('autoregressive', 2, SAMPLINGS[settings])
   check(
     record_property,
-    f'{settings}, autoregressive, {rule}, gamma 2',
-    target=TARGET,
-    params=Params(TARGET_PARAMS, params),
-    drafter=drafter,
-    verify_fn=LOSSLESS[rule],
-    sampling=SAMPLINGS[settings],
+    f'{settings}, {rule}, gamma 2',
+    **_sampled(rule, settings),
   )
+
+
+@slow.parametrize(
+  ('rule', 'settings'),
+  [
+    (rule, settings)
+    for rule in (*LOSSLESS, 'traversal')
+    for settings in ('top-k 2', 'top-p 0.8', 'min-p 0.4', 'typical-p 0.6')
+  ],
+  now=[('speculative_sampling', 'typical-p 0.6')],
+)
+def test_limits_of_the_first_position_alone_are_noticed(
+  rule, settings, monkeypatch
+):
+  name = f'keep_{settings.split()[0].replace("-", "_")}'
+  whole = getattr(logits, name)
+
+  def late(values, limit):
+    if values.ndim == 2:  # A drafter's.
+      return whole(values, limit)
+    return jnp.concatenate([whole(values[:, :1], limit), values[:, 1:]], axis=1)
+
+  monkeypatch.setattr(logits, name, late)
+  broken = trial.Trial(**_sampled(rule, settings))
+  assert trial.run(
+    broken, num_decodes=trial.NUM_DECODES // 4
+  ).report.is_rejected
 
 
 @pytest.mark.parametrize(

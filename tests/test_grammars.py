@@ -124,6 +124,7 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
   ('name', 'variant'),
   [
     *(('chain', x) for x in ('blind', 'previous')),
+    *(('block', x) for x in ('blind', 'previous')),
     *(('tree', x) for x in ('blind', 'previous')),
     ('copies', 'previous'),
   ],

@@ -7,7 +7,9 @@ hundred for a large schema), which keeps the tables small.
 """
 
 import functools
+import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
@@ -31,7 +33,10 @@ _END = '\U0010ffff'
 @functools.lru_cache(maxsize=64)
 def of_json_schema(schema: str) -> str:
   """The regular expression of a schema, itself JSON; see `json_schemas`."""
-  return json_schemas.to_regex(json.loads(schema), bytes_of=_bytes_of)
+  try:
+    return json_schemas.to_regex(json.loads(schema), bytes_of=_bytes_of)
+  except RecursionError as error:
+    raise ValueError('this JSON schema is nested too deeply') from error
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,21 +154,28 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   """Steps `[S, 256]` over bytes, 0 for none, from state 1 on, and where a text
   may end, bool `[S]`."""
   core = _core()
-  eos = 256
-  bytes_of = core.Vocabulary(eos, {bytes([i]): [i] for i in range(eos)})
+  begin, eos = 256, 257
+  tokens = {bytes([i]): [i] for i in range(256)} | {b'xyz': [begin]}
+  bytes_of = core.Vocabulary(eos, tokens)
   advice = 'write it without anchors, word boundaries and look-around'
   with package_errors(f'this grammar cannot be compiled, {advice}'):
-    core.Index(pattern, bytes_of)
-    # Of `a|ab` alone it would leave out ab: a search ends where a is found.
-    index = core.Index(f'(?:{pattern}){_END}', bytes_of)
+    bare = re.sub(r'\\.|\[[^]]*\]', '', pattern)
+    depths = itertools.accumulate((c == '(') - (c == ')') for c in bare)
+    if min(depths, default=0) < 0:
+      core.Index(pattern, bytes_of)  # Of a)(b, it says what is wrong.
+    # It searches: of `a|ab` it would leave out ab, having found a, and one that
+    # may begin anywhere takes 2^n states of n characters. So an end follows,
+    # and behind x, which is a match, no search begins.
+    index = core.Index(f'x(?:yz(?:{pattern}){_END}|)', bytes_of)
   found, last = index.get_transitions(), index.get_final_states()
   _check_size(len(found), 1)
-  names = dict.fromkeys([index.get_initial_state(), *found, *last])
+  start = found.pop(index.get_initial_state())[begin]
+  names = dict.fromkeys([start, *found, *last])
   ids = {name: i for i, name in enumerate(names, start=_START)}
   steps = np.zeros((len(ids) + 1, 256), np.int32)
   for state, each in found.items():
     for byte, behind in each.items():
-      if byte != eos:
+      if byte < begin:
         steps[ids[state], byte] = ids[behind]
   is_last = np.array([False, *(name in last for name in names)])
   ends: np.ndarray = np.arange(len(steps))

@@ -37,7 +37,7 @@ _CHARACTER = r'([^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
 _INTEGER = '-?(0|[1-9][0-9]*)'
 _NUMBER = rf'{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?'
 # What a keyword's value should be.
-_COUNT = 'an integer from 0 on', lambda x: type(x) is int and x >= 0
+_COUNT = 'from 0 to 65535', lambda x: type(x) is int and 0 <= x < 2**16
 _LIST = 'a list of some values', lambda x: isinstance(x, list) and x
 _VALUES = {
   'anyOf': _LIST,
