@@ -1,7 +1,7 @@
-"""What the papers' formulas promise, in numpy alone.
+"""The papers' formulas, in numpy alone.
 
-Nothing here imports the rest of the package or jax, so that a plan can be made,
-and a measurement judged, on a machine that has neither.
+Nothing here imports jax or the rest of the package, so that one can plan, and
+judge measurements, on a machine without them.
 """
 
 from specdec_jax.theory.acceptance import (

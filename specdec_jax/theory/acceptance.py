@@ -1,4 +1,4 @@
-"""Acceptance rates, and the tokens that follow from them.
+"""Acceptance rates, and the expected tokens that follow from them.
 
 Sections and symbols are those of Leviathan et al.
 (https://arxiv.org/abs/2211.17192) unless another paper is named:
@@ -9,11 +9,11 @@ Sections and symbols are those of Leviathan et al.
   is accepted;
 - `gamma`, at least 0, fractions and infinity allowed: drafted tokens.
 
-"Tokens" always counts the correction or bonus token too, so one target run
-gives at least one. All functions take scalars or arrays and follow numpy's
-broadcasting: `p` and `q` lose their last axis, and scalars in give a scalar
-out. An argument out of range raises ValueError with its name and value, and so
-does a distribution that does not sum to 1 within 1e-4.
+"Tokens" always counts the correction or bonus token, so a target run gives at
+least one. All functions take scalars or arrays and broadcast as numpy does: `p`
+and `q` lose their last axis, and scalars give a scalar. They raise ValueError,
+with name and value, for an argument out of range and for a distribution that
+does not sum to 1 within 1e-4.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-4
 def in_range(
   name: str, value: ArrayLike, low: float, high: float = np.inf
 ) -> np.ndarray:
-  """Returns `value` as float64; ValueError for NaN or what is out of range."""
+  """Returns `value` as float64; ValueError if it is NaN or out of range."""
   array = np.asarray(value, np.float64)
   is_outside = ~((array >= low) & (array <= high))
   if is_outside.any():
@@ -36,7 +36,7 @@ def in_range(
 
 
 def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
-  """Returns `value` as float64, once known to be in `(0, high]`."""
+  """Returns `value` as float64; ValueError unless it is in `(0, high]`."""
   array = in_range(name, value, 0.0, high)
   if (array == 0).any():
     raise ValueError(f'{name} must be above 0, got 0')
@@ -44,7 +44,7 @@ def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
 
 
 def _distribution(name: str, probs: ArrayLike) -> np.ndarray:
-  """Returns `probs` as float64, once known to sum to 1."""
+  """Returns `probs` as float64; ValueError unless they sum to 1."""
   array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
   totals = np.asarray(array.sum(-1))
   is_off = abs(totals - 1) > _TOLERANCE
@@ -56,9 +56,9 @@ def _distribution(name: str, probs: ArrayLike) -> np.ndarray:
 def acceptance_rate(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
-  """Returns the chance that a token drawn from `q` is accepted, `sum min(p / l,
-  q)`: Theorem 3.5, and Appendix A.5 for lenience. It is the paper's beta for
-  one context, and its mean over contexts is alpha."""
+  """Computes the probability that a token drawn from `q` is accepted, `sum
+  min(p / l, q)`: Theorem 3.5, and Appendix A.5 for lenience. It is the paper's
+  beta of one context; its mean over contexts is alpha."""
   p, q = _distribution('p', p), _distribution('q', q)
   lenience = above_zero('lenience', lenience, 1.0)
   rate = np.minimum(p / lenience[..., None], q).sum(-1)
@@ -66,12 +66,11 @@ def acceptance_rate(
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
-  """Returns mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`:
+  """Computes mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`:
   Equation 1, and its limit `gamma + 1` at alpha 1.
 
-  Acceptances of a draft are taken to be independent with one rate, which
-  measured text need not obey: see `expected_tokens_of_profile`. A fractional
-  gamma interpolates smoothly.
+  Assumes independent acceptances with one rate, which measured text need not
+  follow: see `expected_tokens_of_profile`. A fractional gamma interpolates.
   """
   alpha, gamma = np.broadcast_arrays(
     in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
@@ -87,12 +86,13 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 
 
 def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
-  """Returns mean tokens per target run when each position has its own rate.
+  """Computes mean tokens per target run if each position has its own rate.
 
-  `1 + a_1 + a_1 a_2 + ...`: Equation 1 without the assumption that every `a_i`
-  is the same alpha, and exact for measured rates `[..., G]`: of the drafts
-  whose position i was tested (all before it were accepted), the share that
-  passed. NaN, a position never tested, ends the draft. G may be 0.
+  `1 + a_1 + a_1 a_2 + ...`: Equation 1 without the assumption that all `a_i`
+  are equal. Exact for measured rates, `[..., G]`: `a_i` is the share of
+  accepted tokens at position i among the tested ones, those whose predecessors
+  in the draft were accepted. NaN, a position never tested, ends the draft. G
+  may be 0.
   """
   profile = np.asarray(profile, np.float64)
   profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)

@@ -1,4 +1,4 @@
-"""Rates from what was counted."""
+"""Estimates of rates from counts, with their errors."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ _NORMAL_QUANTILE = 1.96  # Of 97.5%.
 
 
 def quotient(part: float, whole: float) -> float | None:
-  """Returns `part / whole` of two scalars; None where nothing was counted."""
+  """Divides two scalars; None if `whole` is 0, as nothing was counted."""
   return float(part) / float(whole) if whole else None
 
 

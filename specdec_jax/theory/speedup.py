@@ -1,10 +1,10 @@
-"""How much faster, and at what price in arithmetic.
+"""Expected speedups, and their price in arithmetic operations.
 
 As in `theory.acceptance`, symbols and sections are those of Leviathan et al.
-(https://arxiv.org/abs/2211.17192), arguments broadcast, scalars in give a
-scalar out, and an argument out of range raises ValueError with its name and
-value. Gamma is finite. Beside `alpha` and `gamma` there are two ratios to one
-plain step of the target, at least 0 (Definitions 3.7 and 3.10):
+(https://arxiv.org/abs/2211.17192), arguments broadcast, scalars give a scalar,
+and an argument out of range raises ValueError with its name and value. Gamma is
+finite. Beside `alpha` and `gamma` there are two ratios to one plain step of the
+target, at least 0 (Definitions 3.7 and 3.10):
 
 - `c`: the time of one drafter step over that of one target step;
 - `c_hat`: the same for arithmetic operations per token.
@@ -19,11 +19,11 @@ from specdec_jax.theory.acceptance import above_zero, expected_tokens, in_range
 def walltime_improvement(
   alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike
 ) -> np.ndarray:
-  """Returns plain decoding's time over speculative decoding's, `(1 -
+  """Computes plain decoding's time over speculative decoding's, `(1 -
   alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))`: Theorem 3.8.
 
-  Scoring `gamma + 1` tokens at once is taken to cost one plain step, which
-  `predicted_speedup` lifts.
+  Assumes that scoring `gamma + 1` tokens at once costs one plain step;
+  `predicted_speedup` does not.
   """
   return predicted_speedup(expected_tokens(alpha, gamma), gamma, c)
 
@@ -31,7 +31,7 @@ def walltime_improvement(
 def operations_factor(
   alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike
 ) -> np.ndarray:
-  """Returns arithmetic per token over plain decoding's, `(1 - alpha) (gamma
+  """Computes operations per token over plain decoding's, `(1 - alpha) (gamma
   c_hat + gamma + 1) / (1 - alpha^(gamma+1))`: Theorem 3.11."""
   tokens = expected_tokens(alpha, gamma)
   gamma, c_hat = in_range('gamma', gamma, 0), in_range('c_hat', c_hat, 0)
@@ -41,12 +41,12 @@ def operations_factor(
 def best_gamma(
   alpha: ArrayLike, c: ArrayLike, max_gamma: int = 128
 ) -> int | np.ndarray:
-  """Finds the gamma up to `max_gamma` with the greatest `walltime_improvement`,
-  the least of equally good ones: 0 if drafting does not pay. An `int` for
-  scalars.
+  """Finds the gamma up to `max_gamma` with the greatest `walltime_improvement`:
+  the least of equally good ones, 0 if drafting does not pay.
 
-  Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma: at a
-  bound that is reached (always at `c` 0) the optimum lies at or beyond it.
+  Sec. 3.5 and Figure 3. Returns an `int` for scalars. The improvement rises and
+  then falls with gamma, so that a result of `max_gamma` (always with `c` 0)
+  means that the optimum lies there or beyond.
   """
   # The gammas are a last axis of their own: alpha and c `[A]` give factors
   # `[A, max_gamma + 1]`.
@@ -66,15 +66,19 @@ def predicted_speedup(
   c: ArrayLike,
   verify_cost_ratio: ArrayLike = 1.0,
 ) -> np.ndarray:
-  """Returns the speedup that measured tokens and measured costs imply,
-  `block_efficiency / (gamma c + verify_cost_ratio)`: Theorem 3.8 without its
-  assumptions that acceptances are independent and that scoring `gamma + 1`
-  tokens costs no more than scoring one.
+  """Computes the speedup from measured tokens and costs, `block_efficiency /
+  (gamma c + verify_cost_ratio)`.
 
-  Tokens per target run are at least 1. Gamma is in drafter steps per target
-  run: the mean if it varies, 1 for a drafter that guesses all its tokens in one
-  pass. `verify_cost_ratio`, above 0, is the time of the target's call on a
-  whole draft over that of a plain step.
+  Theorem 3.8 without the assumptions that acceptances are independent and that
+  scoring `gamma + 1` tokens costs as much as scoring one.
+
+  Args:
+    block_efficiency: mean tokens per target run, at least 1.
+    gamma: drafter steps per target run: the mean if it varies, 1 for a drafter
+      that fills a block in one pass.
+    c: time of a drafter step over that of a plain step of the target.
+    verify_cost_ratio: time of the target's call on a whole draft over that of
+      a plain step, above 0.
   """
   tokens = in_range('block_efficiency', block_efficiency, 1)
   gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)

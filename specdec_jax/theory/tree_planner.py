@@ -12,7 +12,8 @@ from specdec_jax.theory.planner import Forecast
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreePlan:
-  """The fastest tree that is no chain, and a sentence on it."""
+  """The fastest tree that is not a chain, its depth, whether it is faster than
+  the best chain, and a sentence that explains it."""
 
   choice: Forecast
   depth: int
@@ -29,11 +30,19 @@ def plan(
   batch_size: int = 1,
   length: int = 128,
 ) -> TreePlan:
-  """Finds the best number of nodes and depth, against the best chain.
+  """Finds the best number of nodes and depth, and compares it with a chain.
 
-  Rates are of ranks, as of `theory.trees`, `chain` is the `best` of
-  `planner.plan`, and `max_nodes`, at least 2, is None for all whose scoring was
-  measured. All else, and ValueError, is as for `planner.plan`.
+  Args:
+    rates: rank rates, see `theory.trees`.
+    costs: as in `planner.plan`.
+    chain: the `best` of `planner.plan`.
+    max_nodes: the most nodes considered, at least 2; None for all whose scoring
+      was measured.
+    batch_size: as in `planner.plan`.
+    length: as in `planner.plan`.
+
+  Raises:
+    ValueError: if an argument is out of range, or `max_nodes` not measured.
   """
   max_nodes = costs.max_gamma if max_nodes is None else max_nodes
   costs.check_gamma(max_nodes)
@@ -72,15 +81,16 @@ def plan(
 
 
 def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
-  """Finds the tree, with fewer depths than nodes, that has the most tokens per
-  second of one row; its `parents`."""
+  """Finds the parents of the tree with the most tokens per second of one row,
+  among those that branch."""
   pace = 0.0
   best: tuple[int, ...] = ()
   for depth in range(1, max_nodes):
-    # The best tree of fewer nodes is the beginning of that of more.
+    # The best trees are nested: that of n nodes is the first n of `order`, and
+    # values .6, .36, .2 give 1.6, 1.96 and 2.16 tokens.
     order = trees.best_paths(rates, max_nodes, depth)
     tokens = 1 + np.cumsum([value for value, _ in order])
-    # As many nodes as depths are a chain.
+    # As many nodes as levels would be a chain.
     for num_nodes in range(depth + 1, len(order) + 1):
       seconds = costs.iteration_seconds(num_nodes, depth)
       if (found := float(tokens[num_nodes - 1]) / seconds) > pace:

@@ -1,17 +1,17 @@
-"""What a tree of drafts gives, and the best one of so many nodes.
+"""Expected tokens of a draft tree, and the best tree of a given size.
 
 Sequoia (Chen et al., https://arxiv.org/abs/2402.12374), Sec. 4.1: once a node
-is reached, its r-th child is accepted with a chance that depends on r, its
-*rank rate* a_r. A node is then reached with the product of the rates along its
-path, its *value*, and the expected tokens of a target run are 1 and the values
-of all nodes.
+is reached, its r-th child is accepted with a probability that depends on r
+alone, its *rank rate* a_r. The probability to reach a node, its *value*, is the
+product of the rates along its path, and a target run gives 1 token plus the sum
+of all values.
 
-Trees are given by their `parents`, as in `base.Tree`: nodes 1 .. N stand
-breadth-first, siblings in the order of their ranks, and `parents[i]` is the
-parent of node i + 1, 0 the root. Rates are float `[K]`, of ranks 1 .. K, or
-`[D, K]`, a row for each depth, the last of which holds beyond it; ranks beyond
-K have rate 0. None is more than that of the rank before it, and they sum to at
-most 1; else ValueError.
+Trees are given by their `parents`, as in `base.Tree`: nodes 1 .. N are in
+breadth-first order, siblings ordered by rank, and `parents[i]` is the parent of
+node i + 1; 0 is the root. Rates are float `[K]`, of ranks 1 .. K, or `[D, K]`,
+one row per depth, the last row for all greater depths; ranks beyond K have rate
+0. Rates must not increase with rank and sum to at most 1; otherwise functions
+raise ValueError.
 """
 
 import heapq
@@ -22,10 +22,10 @@ from numpy.typing import ArrayLike
 
 from specdec_jax.theory.acceptance import in_range
 
-# Shapes the trees of which nothing but their size is asked for.
+# Shapes trees of which only the size is given.
 DEFAULT_ALPHA = 0.6
 NUM_RANKS = 8
-# How fast the chance to reject r children falls where it is not measured.
+# How fast the probability to reject r children falls if it was not measured.
 POWER = 0.5
 _TOLERANCE = 1e-6
 
@@ -36,13 +36,16 @@ def assumed_rates(
   *,
   power: float = POWER,
 ) -> np.ndarray:
-  """Assumes rank rates, float64 `[D, K]`, where only those of first children
-  are known: `profile`, alpha or the rate of each position of a chain `[D]`.
+  """Extrapolates rank rates, float64 `[D, K]`, from those of first children.
 
-  Where the first child is rejected, the others are accepted as they were where
-  `rank_rates`, `[K]`, were measured; or else all of the first r children are
-  rejected with chance `(1 - alpha) r^-power`, power at least 0, since Sequoia
-  finds a power of r (Sec. 4.1).
+  Args:
+    profile: alpha, or the rate of each position of a chain, `[D]`: the rates of
+      rank 1.
+    rank_rates: `[K]`, measured elsewhere: once the first child is rejected, the
+      others are accepted with the same probabilities as there.
+    power: without `rank_rates`, the first r children are all rejected with
+      probability `(1 - alpha) r^-power`, as Sequoia finds (Sec. 4.1); at least
+      0.
   """
   # With alpha 0.6 and power 0.5, ranks 2 and 3 have 0.4 (1 - 1/sqrt(2)) = 0.12
   # and 0.4 (1/sqrt(2) - 1/sqrt(3)) = 0.05.
@@ -59,8 +62,8 @@ def assumed_rates(
 
 
 def checked_rates(rates: ArrayLike) -> np.ndarray:
-  """Returns rank rates as float64 `[D, K]`, one row if they have one axis;
-  ValueError unless they are as the module says."""
+  """Returns rank rates as float64 `[D, K]`, one row for `[K]`; ValueError
+  unless they are as the module's docstring says."""
   found = np.atleast_2d(in_range('rank rates', rates, 0, 1))
   if (np.diff(found, axis=1) > 0).any():
     raise ValueError(f'rank rates must not increase, got {found.tolist()}')
@@ -72,7 +75,7 @@ def checked_rates(rates: ArrayLike) -> np.ndarray:
 
 
 def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
-  """Returns the chance to reach each of the nodes 1 .. N, float64 `[N]`."""
+  """Computes the probability to reach each node 1 .. N, float64 `[N]`."""
   rates = checked_rates(rates)
   num_children = [0] * (len(parents) + 1)
   found = [1.0]
@@ -91,14 +94,13 @@ def _rate(rates: np.ndarray, depth: int, rank: int) -> float:
 
 
 def expected_tokens_of_tree(parents: Sequence[int], rates: ArrayLike) -> float:
-  """Tokens per target run, the one after the accepted path included."""
+  """Computes tokens per target run, with the one after the accepted path."""
   return 1 + float(values(parents, rates).sum())
 
 
 def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
-  """Returns the chance that the accepted path reaches each depth, once it
-  reached the one above: float64 `[D]`; of a chain, the rates of its positions.
-  """
+  """Computes, float64 `[D]`, the probability that the accepted path reaches
+  each depth, given that it reached the one above; for a chain, its rates."""
   depth, of_nodes = np.array(depths(parents)), values(parents, rates)
   # Two children with values 0.6 and 0.2, and a child of the first with 0.3:
   # depth 1 is reached with 0.8, depth 2 with 0.3, and given depth 1 with 0.375.
@@ -111,8 +113,9 @@ def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
 def best_tree(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> tuple[int, ...]:
-  """Finds the tree with the most expected tokens, of N nodes and at most D
-  deep, both at least 1. ValueError if no such tree has so many nodes."""
+  """Finds the tree of `num_nodes` with the most expected tokens, at most
+  `max_depth` deep; both are at least 1. Returns its parents. Raises ValueError
+  if no such tree has as many nodes."""
   order = best_paths(rates, num_nodes, max_depth)
   if len(order) < num_nodes:
     raise ValueError(
@@ -161,9 +164,9 @@ def best_paths(
 
 
 def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-  """Makes the tree whose nodes have these ranks along their paths, from 0, in
-  any order; ValueError if a path is there twice, or lacks its parent or the
-  sibling before it."""
+  """Makes the parents of the tree whose nodes have these paths of ranks, from
+  0, in any order; ValueError if a path occurs twice, or if its parent or the
+  sibling before it is missing."""
   index: dict[tuple[int, ...], int] = {(): 0}
   found = []
   # Breadth-first, siblings by rank: (0,), (1,), (0, 0) are nodes 1, 2, 3 with
@@ -183,7 +186,7 @@ def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-  """Counts how far each of the nodes 1 .. N is from the root."""
+  """Computes the depth of each node 1 .. N."""
   found = [0]
   for parent in parents:
     found.append(found[parent] + 1)
