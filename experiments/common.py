@@ -1,5 +1,4 @@
-"""What the experiments share: their options, models and batches, and how their
-commands end."""
+"""What the experiments share: options, models, batches, and the end of a run."""
 
 import argparse
 import dataclasses

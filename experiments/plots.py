@@ -1,6 +1,6 @@
-"""Plots of theory and of what was measured, as matplotlib figures, after those
-of Leviathan et al. (https://arxiv.org/abs/2211.17192). Nothing is shown or kept
-by pyplot: a caller saves a figure or displays it.
+"""Plots of theory and measurements as matplotlib figures, after those of
+Leviathan et al. (https://arxiv.org/abs/2211.17192). pyplot neither shows nor
+keeps them: the caller saves or displays a figure.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Which code a figure is of: its commit, and a digest of what was timed."""
+"""Identifies the code of a figure: its commit, and a digest of timed code."""
 
 import ast
 import contextlib
@@ -14,8 +14,8 @@ import specdec_jax
 # After a commit.
 CHANGED = ' with changes'
 _PACKAGE = Path(specdec_jax.__file__).parent
-# Parts of the package whose changes make a figure one of earlier code. Results
-# are of no Gemma, and what only shows figures changes none.
+# Parts of the package whose changes make a figure outdated. No result is of a
+# Gemma, and code that only shows figures changes none.
 _PARTS = {
   'decoding': (
     *('decoding', 'arrays.py', 'base.py', 'distributions.py', 'keys.py'),

@@ -1,4 +1,4 @@
-"""Tables of an experiment as Markdown and JSON, with what made them."""
+"""Writes tables of an experiment as Markdown and JSON, with their origin."""
 
 import dataclasses
 import datetime
@@ -34,7 +34,7 @@ class Table:
 
 
 def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
-  """What stands above every table.
+  """Makes the lines above every table.
 
   Args:
     module: what `python -m` was given.
@@ -54,12 +54,12 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
 
 
 def of_code() -> dict[str, str]:
-  """The commit that is measured, and the digest of the code."""
+  """Names the commit that is measured, and the digest of its code."""
   return {'commit': provenance.commit() or '-', 'code': provenance.code()}
 
 
 def age(contents: Mapping[str, Any]) -> str | None:
-  """Which code has changed since results were measured; None if none has."""
+  """Says which code has changed since results were measured; None if none."""
   changed = provenance.changed_since(contents.get('code'))
   if changed == []:
     return None
@@ -82,7 +82,7 @@ def day(started: float) -> str:
 def interval(
   found: Sequence[float] | None, form: str = '{:.3f} to {:.3f}'
 ) -> str:
-  """A cell of both ends of an interval, empty without one."""
+  """Makes a cell with both ends of an interval, empty without one."""
   return '' if found is None else form.format(*found)
 
 
@@ -94,7 +94,7 @@ def measure(
   make: Callable[[], Table],
   more: Mapping[str, str] = {},
 ) -> None:
-  """Makes a table, writes and prints it; see `header` and `write`."""
+  """Makes, writes and prints a table; see `header` and `write`."""
   started = time.time()
   table = make()
   above = header(*command, started) | {**more}
@@ -112,7 +112,7 @@ def write(
   """Writes one table as JSON and as Markdown; returns the latter.
 
   Args:
-    folder: made if it is not there.
+    folder: is created if it does not exist.
     name: of the files.
     title: of the table.
     header: see `header`.
@@ -130,12 +130,12 @@ def write(
 def markdown(
   contents: Mapping[str, Any], level: int = 2, folder: str = ''
 ) -> str:
-  """What `write` wrote, as Markdown.
+  """Formats the contents that `write` wrote as Markdown.
 
   Args:
     contents: of the JSON file.
     level: of the heading.
-    folder: where the figures are, seen from the page.
+    folder: where the figures are, relative to the page.
   """
   apart = ('title', 'rows', 'figures', 'notes', 'code')
   lines = [f'{"#" * level} {contents["title"]}', '']
@@ -166,7 +166,7 @@ def _cell(value: Any) -> str:
 
 
 def _shorten(argument: str) -> str:
-  """An argument without the folders of the machine that it was given on."""
+  """Removes the folders of this machine from an argument."""
   return ':'.join(
     '.../' + '/'.join(Path(part).parts[-2:]) if part.startswith('/') else part
     for part in argument.replace('=/', '=:/').split(':')

@@ -1,10 +1,11 @@
-"""What decoding costs on the accelerator at hand, large models included.
+"""Measures what decoding costs on this accelerator, also for large models.
 
     python -m experiments.accelerator
 
-Weights are random where a pair says so, and acceptance is SIMULATED: costs and
-speeds of the loop depend on neither. Writes a chapter of docs/results.md
-(`python -m experiments.results`), named after the device. See README.md.
+Weights are random if a pair says so, and acceptance is SIMULATED: the costs and
+speeds of the loop depend on neither. The results become a chapter of
+docs/results.md (`python -m experiments.results`), named after the device. See
+README.md.
 """
 
 import argparse

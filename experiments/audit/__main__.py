@@ -1,10 +1,10 @@
-"""Samplers of several engines, audited by `specdec_jax.audit`.
+"""Audits the samplers of several engines with `specdec_jax.audit`.
 
     pip install -e '.[audit]'
     python -m experiments.audit --t5x FOLDER
 
-A row is written as soon as it is measured; after an interrupt the same command
-measures what is missing. See README.md.
+Each row is written as soon as it is measured. After an interrupt, the same
+command measures only the missing rows. See README.md.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What `gamma='auto'` takes, against the best gamma that a search finds.
+"""Compares the choice of `gamma='auto'` with the best gamma of a search.
 
   python -m experiments.corpora debian --out corpora/debian
   python -m experiments.auto_gamma --corpus=corpora/debian
 
-Six settings, each by itself: gamma is measured `--repeats` times afresh, and
+In each of six settings, gamma is chosen `--repeats` times from scratch, and
 then every gamma of the search decodes the same batches in turns. The best of
-many is partly so by chance: it is measured once more beside what was chosen. A
-setting that `results.json` has is not measured again: a run that was stopped
-goes on.
+many is partly the best by chance: it is measured once more, beside the chosen
+one. Settings that are already in `results.json` are not measured again, so a
+stopped run continues.
 """
 
 import argparse

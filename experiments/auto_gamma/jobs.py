@@ -1,13 +1,13 @@
-"""Whole jobs of `specdec infer` without a gamma, against plain decoding.
+"""Compares whole jobs of `specdec infer` without a gamma with plain decoding.
 
   python -m experiments.auto_gamma.jobs
 
 Each job is a command with `drafters/model.gin` and no gamma, or with
-`drafters/none.gin`, in pairs of which every other one begins with plain
-decoding. The time of a job is all of it: starting, loading, tracing, compiling
-(with a warm cache), choosing and decoding. Nothing is remembered when a job
-begins. The last column is the median of the pairs' ratios, plain over default:
-1 is as fast, and more is faster. It exits with 1 if one is under `--least`.
+`drafters/none.gin`. They run in pairs; every other pair begins with plain
+decoding. The time of a job includes starting, loading, tracing, compiling (with
+a warm cache), choosing and decoding. No choice is remembered when a job begins.
+The last column is the median ratio of the pairs, plain over default: above 1,
+the default is faster. The exit status is 1 if a ratio is below `--least`.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python -m experiments.corpora debian --out corpora/debian
     python -m experiments.beams --corpus=corpora/debian
 
-Two tables: what differs over the whole test split, in batches; and the time per
-sentence with one row. What `progress.jsonl` has is not measured again: a run
-that was stopped goes on.
+It makes two tables: differences over the whole test split, in batches; and the
+time per sentence with one row. Lines that are already in `progress.jsonl` are
+not measured again, so a stopped run continues.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Prompts of the benchmark suite's kind, none of which is in the suite.
+"""Writes prompts like those of the benchmark suite, none of which it has.
 
     python -m experiments.eagle.prompts --corpora=corpora --count=6000 \
       --out=prompts.jsonl
 
-A prompt is a template of templates.txt whose slots are filled with words.txt,
-with snippets of code and with sentences and descriptions of Debian's packages,
-out of `python -m experiments.corpora debian`. The same seed gives the same
-file. What equals a prompt of the suite, or shares six words in a row with it,
-is left out.
+A prompt is a template of templates.txt whose slots are filled with words of
+words.txt, with snippets of code, and with sentences and descriptions of
+Debian's packages from `python -m experiments.corpora debian`. The same seed
+gives the same file. Prompts that equal one of the suite, or share six
+consecutive words with one, are left out.
 """
 
 import argparse

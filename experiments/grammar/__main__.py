@@ -1,4 +1,4 @@
-"""Texts that match a grammar: what they cost, and what it drafts for nothing.
+"""Measures texts that match a grammar: their cost, and the free drafts.
 
     python -m experiments.grammar
 

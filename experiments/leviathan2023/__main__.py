@@ -3,9 +3,9 @@
     python -m experiments.corpora debian --out corpora/debian
     python -m experiments.leviathan2023
 
-Each is one call, `--tables=3`; without `--tables` it is all of them. Pairs are
-the shipped ones, or others: `--pair=ende:runs/mini/model:runs/nano/model`. A
-table is written as soon as it is measured, as Markdown and as JSON.
+`--tables=3` makes one table; without `--tables` it makes all. The default pairs
+are the shipped ones; `--pair=ende:runs/mini/model:runs/nano/model` names
+others. A table is written as soon as it is measured, as Markdown and as JSON.
 """
 
 import argparse

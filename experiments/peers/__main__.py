@@ -1,10 +1,10 @@
-"""Other systems beside this one: the same prompts, weights and machine.
+"""Compares other systems with this one on the same prompts and weights.
 
     pip install -e '.[peers]'
     python -m experiments.peers
 
-Every system is a process of its own, and they take turns prompt by prompt: a
-drift of the machine's speed falls on all of them alike. See README.md.
+Every system runs in a process of its own. They take turns prompt by prompt, so
+that changes in the machine's speed affect all alike. See README.md.
 """
 
 import argparse

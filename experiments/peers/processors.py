@@ -1,10 +1,11 @@
-"""Greedy tokens with processors of logits, against those of transformers.
+"""Compares greedy tokens with logit processors with those of transformers.
 
     pip install -e '.[peers]'
     python -m experiments.peers.processors
 
-All ways share batches, drafted by prompt lookup; transformers decodes row by
-row. SmolLM2-135M in float32, the 26 prompts of short.jsonl and demo.jsonl.
+Here all settings share batches, drafted by prompt lookup; transformers decodes
+row by row. The model is SmolLM2-135M in float32, with the 26 prompts of
+short.jsonl and demo.jsonl.
 """
 
 import argparse

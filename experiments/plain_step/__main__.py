@@ -1,10 +1,10 @@
-"""Where the time of a plain step goes on this device.
+"""Shows where the time of a plain step goes on this device.
 
     python -m experiments.plain_step
 
-Three tables: the operations of plain decoding by the profiler; matrix products
-of the model's shapes by themselves, with kernels as they lie in memory and
-transposed; and what each processor of logits adds to a step.
+It makes three tables: the operations of plain decoding, by the profiler; matrix
+products of the model's shapes by themselves, with kernels as stored and
+transposed; and the time that each logit processor adds to a step.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Speeds on TPUs, predicted for the models and drafters that were measured.
+"""Predicts speeds on TPUs for models and drafters whose acceptance is measured.
 
     python -m experiments.predicted
 
 `specdec calibrate` measures acceptance on this machine, the TPU compiler
-compiles the same models' iterations for a chip (it needs libtpu, and no TPU),
+compiles the same models' iterations for a chip (it needs libtpu but no TPU),
 and the planner chooses gamma. docs/fleet.md has the table.
 """
 

@@ -1,4 +1,4 @@
-"""What an iteration reads on a TPU, and takes, by the length of its rows.
+"""Predicts what an iteration reads and takes on a TPU, by length of its rows.
 
     python -m experiments.predicted.contexts
 

@@ -8,11 +8,11 @@
     python -m experiments.pretrained suite --name=smollm2-135m-eagle \
       --suite=out/suite/suite.json
 
-The first makes the folder `specdec_jax/pretrained/NAME` of a finished run, with
-what is known of its training in card.json. The second decodes the whole test
-split and puts what it finds into card.json of all shipped models among those
-given. The third does so with what `experiments.suite` measured of a
-drafter. All write README.md, the card, from card.json.
+`ship` makes the folder `specdec_jax/pretrained/NAME` from a finished run, with
+the facts of its training in card.json. `measure` decodes the whole test split
+and adds its figures to card.json of each given model that is shipped. `suite`
+adds what `experiments.suite` measured of a drafter. All of them write the card,
+README.md, from card.json.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Packed weights, and targets in few bits that draft for themselves.
+"""Measures packed weights, and quantised targets that draft for themselves.
 
     python -m experiments.quantized
 
-Tables: what bits cost in quality; how often a target in few bits guesses what
-the target says; plain and verify steps on this device; bytes and times of
-compiled TPU programs, and what speculation would gain there. See README.md.
+The tables have the quality that few bits cost; how often a target in few bits
+guesses the target's token; plain and verify steps on this device; bytes and
+times of compiled TPU programs, and what speculation would gain. See README.md.
 """
 
 import argparse

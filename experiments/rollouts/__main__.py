@@ -1,10 +1,10 @@
-"""GRPO by Tunix with its own rollouts and with speculative ones.
+"""Runs Tunix's GRPO with its own rollouts and with speculative ones.
 
     python -m experiments.rollouts --steps 3
     python -m experiments.rollouts --model smollm2-135m --steps 8
 
-Every step is a line of JSON: the mean reward, the seconds of its rollouts, and
-tokens per target run where they are speculative. Engines take turns by seed.
+Each step writes a line of JSON: the mean reward, the seconds of its rollouts,
+and for speculative ones tokens per target run. Engines take turns by seed.
 """
 
 import argparse

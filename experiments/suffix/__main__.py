@@ -1,4 +1,4 @@
-"""Drafts from earlier outputs beside prompt lookup and n-grams.
+"""Compares drafts from earlier outputs with prompt lookup and n-grams.
 
     python -m experiments.suffix
 

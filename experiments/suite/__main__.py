@@ -2,8 +2,8 @@
 
     python -m experiments.suite --out out/suite
 
-A suite that was interrupted goes on where it stopped. README.md says what the
-options and columns are.
+After an interrupt, the same command continues. README.md describes the options
+and columns.
 """
 
 import argparse

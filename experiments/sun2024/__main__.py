@@ -3,7 +3,7 @@
     python -m experiments.corpora debian --out corpora/debian
     python -m experiments.sun2024
 
-Pairs of models are given as to `experiments.leviathan2023`.
+Name pairs of models as for `experiments.leviathan2023`.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""What trees of drafts give beside chains of the same drafter.
+"""Compares trees of drafts with chains of the same drafter.
 
     python -m experiments.trees
     python -m experiments.trees --tables=accelerators
 
-Three tables: how often the target says what a drafter ranks first, second and
-so on; the tokens per target run and the speed of the trees that follow from
-it; and, predicted from programs that are compiled for TPUs which need not be
-there, what scoring a tree costs beside a chain of as many tokens.
+It makes three tables: how often the target's token is a drafter's first, second
+and further choice; tokens per target run and speed of the trees that follow
+from these ranks; and the cost of scoring a tree against a chain of as many
+tokens, predicted from programs that are compiled for TPUs which need not be
+attached.
 """
 
 import argparse

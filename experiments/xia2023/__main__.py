@@ -5,7 +5,7 @@
       --heads=runs/ende_block_heads/model \
       --task=debian_ende/test.jsonl --output=experiments/xia2023/results
 
-Each table is one call, `--tables=main`; without `--tables` it is all of them.
+`--tables=main` makes one table; without `--tables` it makes all.
 A table is written as soon as it is measured, as Markdown and as JSON.
 """
 
