@@ -1,4 +1,4 @@
-"""What the experiments share: options, models, batches, and the end of a run."""
+"""What the experiments share: options, models, batches, and the end of runs."""
 
 import argparse
 import dataclasses
