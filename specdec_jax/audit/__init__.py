@@ -1,4 +1,4 @@
-"""Does a sampler follow its model? Tests for any engine, in numpy and scipy."""
+"""Tests whether any engine's sampler follows its model, in numpy and scipy."""
 
 from specdec_jax.audit.auditing import audit
 from specdec_jax.audit.report import Report

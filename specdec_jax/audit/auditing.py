@@ -1,4 +1,4 @@
-"""From draws of an engine and its model's probabilities to a report."""
+"""Audits an engine: compares its draws with its model's probabilities."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from specdec_jax.audit.report import Report
 
 Tokens = tuple[int, ...]
 NextProbs = Callable[[Tokens], np.ndarray]
-# Its name, its cells, and the sequences it is of; None if of one token each.
+# A test's name, its cells and its number of sequences; None for single tokens.
 _Test = tuple[str, list[Cells], int | None]
-# A prefix that was reached more rarely shares its cells with others.
+# Prefixes that were reached more rarely share cells.
 _MIN_VISITS = 100
-# Per prompt and token: the most prefixes of which the model is asked.
+# The most prefixes for which the model is asked, per prompt and token.
 _MAX_PREFIXES = 2000
 
 
@@ -33,29 +33,29 @@ def audit(
 ) -> Report:
   """Tests whether an engine's sampler follows its own model, prefix by prefix.
 
-  Given how often a prefix was reached, the tokens after it are draws from
-  `next_probs(prefix)`: a row of a G-test. Prefixes that were reached rarely
-  share a row, whose cells are ranks, the likeliest token first. Each token of a
-  continuation has a test; their sum, G being additive, is that of sequences.
+  Given how often a prefix was reached, the tokens after it should be draws from
+  `next_probs(prefix)`: a row of a G-test. Rarely reached prefixes share a row,
+  whose cells are ranks, the likeliest token first. Each token position has a
+  test; as G is additive, their sum tests whole sequences.
 
   Args:
     sample: `(prompt, num, seed)` to `num` continuations of `num_tokens` tokens,
-      without the prompt, or shorter ones whose last token is an EOS; or to an
-      array of them `[num, L]`, which negative ids end.
-    next_probs: a prefix, prompt included, to the probabilities `[V]` of the
-      next token as it is sampled: after temperature, top-k and the like.
-    prompts: token ids of each.
-    num_tokens: per continuation, of all prompts or of each.
+      without the prompt, or shorter ones that end with EOS; alternatively to an
+      array `[num, L]`, in which a negative id ends a row.
+    next_probs: a prefix, prompt included, to the probabilities `[V]` with which
+      the next token is sampled: after temperature, top-k and so on.
+    prompts: token ids of each prompt.
+    num_tokens: per continuation, one number for all prompts or one for each.
     num_draws: continuations per prompt and seed.
-    seeds: each is tested apart, and all together.
+    seeds: seeds, tested one by one and all together.
     eos_ids: ids that end a continuation.
-    greedy: a prompt to the engine's greedy tokens, to be compared with the
-      argmax of `next_probs`: a difference is reported, and rejects nothing.
+    greedy: a prompt to the engine's greedy tokens, which are compared with the
+      argmax of `next_probs`. Differences are reported but do not reject.
     false_alarm_rate: of all tests together.
 
   Raises:
     ValueError: if `sample` ignores its seed, a token is not below V, there is
-      nothing to draw, or what `next_probs` gives are no probabilities.
+      nothing to draw, or `next_probs` does not return probabilities.
   """
   if isinstance(num_tokens, int):
     num_tokens = [num_tokens] * len(prompts)
@@ -88,7 +88,7 @@ def _tests(
   prompt: Tokens,
   next_probs: NextProbs,
 ) -> list[_Test]:
-  """Tests of a prompt: of each token, of each seed's sequences, of them all."""
+  """Makes a prompt's tests: of each token, of each seed's sequences, of all."""
   tests: list[_Test] = []
   # With seeds 0 and 1: sequences of 0, of 1, and of both.
   num_sequences = [*map(len, tokens), sum(map(len, tokens))]
@@ -108,7 +108,7 @@ def _tests(
 def _padded(
   sequences: Sequence[Sequence[int]] | np.ndarray, num_tokens: int
 ) -> np.ndarray:
-  """Makes an array `[N, L + 1]` of continuations, which negative ids end."""
+  """Pads continuations with -1 to an array `[N, L + 1]`."""
   made = np.full((len(sequences), num_tokens + 1), -1)
   if isinstance(sequences, np.ndarray):
     made[:, : sequences.shape[1]] = sequences[:, : num_tokens + 1]
@@ -119,7 +119,7 @@ def _padded(
 
 
 def _num_wrong_ends(tokens: np.ndarray, eos_ids: Sequence[int]) -> int:
-  """Counts the rows `[N, L + 1]` that end neither at an EOS nor at L tokens."""
+  """Counts the rows `[N, L + 1]` that end neither at EOS nor after L tokens."""
   is_eos = np.isin(tokens[:, :-1], eos_ids)
   lengths = np.where(is_eos.any(1), is_eos.argmax(1) + 1, tokens.shape[1] - 1)
   return int(((tokens >= 0).sum(1) != lengths).sum())
@@ -131,7 +131,7 @@ def _rows(
   prompt: Tokens,
   next_probs: NextProbs,
 ) -> list[list[Cells]]:
-  """Counts what followed each prefix: rows of each seed, and of all of them."""
+  """Counts what followed each prefix: the rows of each seed, then of all."""
   seeds = np.repeat(np.arange(len(tokens)), [*map(len, tokens)])
   joined = np.concatenate(tokens)
   is_there = joined[:, position] >= 0

@@ -1,4 +1,4 @@
-"""The G-test of counts against distributions, and the bias that it can see."""
+"""The G-test of counts against distributions, and the bias it can detect."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from scipy import optimize, stats
 
 
 class Cells(NamedTuple):
-  """Counts of outcomes, and what was expected of each, float64 `[K]`; that is 0
-  only of what was drawn and cannot be."""
+  """Observed and expected counts of outcomes, float64 `[K]` each. Expected is 0
+  only for what was drawn although its probability is 0."""
 
   observed: np.ndarray
   expected: np.ndarray
@@ -19,7 +19,8 @@ def pool(
   observed: np.ndarray, probs: np.ndarray, min_expected: float = 5.0
 ) -> Cells:
   """Pools outcomes `[V]` that are expected fewer than `min_expected` times with
-  those nearly as likely; too little for a pool goes to the likeliest."""
+  those nearly as likely; if all of them are too few for a pool, they are added
+  to the likeliest outcome."""
   expected = probs * (observed.sum() / probs.sum())
   order = np.argsort(-expected, kind='stable')
   order = order[probs[order] > 0]
@@ -47,7 +48,7 @@ class GTest(NamedTuple):
   Attributes:
     statistic: the sum of 2 O ln(O / E); infinite if the impossible was drawn.
     degrees: degrees of freedom.
-    num_draws: draws that the distances below are of.
+    num_draws: number of draws, n in `bound` and `detectable`.
   """
 
   statistic: float
@@ -74,15 +75,16 @@ class GTest(NamedTuple):
     )
 
   def detectable(self, false_alarm_rate: float, power: float) -> float:
-    """Computes the total variation from which on any bias among the cells is
-    rejected with a chance of at least `power`."""
+    """Computes the least total variation at which any bias among the cells is
+    rejected with a probability of at least `power`."""
     limit = stats.chi2.isf(false_alarm_rate, self.degrees)
     return self._distance(
       lambda x: stats.ncx2.sf(limit, self.degrees, x), power
     )
 
   def _distance(self, rising: Callable[[float], float], goal: float) -> float:
-    """Finds where a function of the noncentrality reaches a goal, as d."""
+    """Finds the noncentrality x with `rising(x) = goal`, as a total variation
+    d."""
     if not self.degrees or np.isinf(self.statistic):
       return 1.0
     high = 1.0
@@ -115,8 +117,8 @@ def g_test(rows: Sequence[Cells], num_draws: int | None = None) -> GTest:
 
 
 def biased(rng: np.random.Generator, row: Cells, bias: float) -> Cells:
-  """Draws a row again, from its own frequencies moved by a total variation of
-  `bias`: to the likeliest outcome, or the rarest if one has more than half."""
+  """Draws a row again from its own frequencies, after moving a total variation
+  of `bias` to the likeliest outcome, or to the rarest if one has over half."""
   probs = row.observed / row.observed.sum()
   to = probs.argmax() if probs.max() < 0.5 else probs.argmin()
   # Of [.5, .3, .2], .06 to the rarest: the others keep 74/80 of theirs.

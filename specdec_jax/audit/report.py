@@ -1,4 +1,4 @@
-"""What an audit found: as text, which is Markdown, and as JSON."""
+"""The results of an audit, as Markdown and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,22 +8,22 @@ import numpy as np
 from specdec_jax.audit import goodness_of_fit
 from specdec_jax.audit.goodness_of_fit import Cells, GTest
 
-# Of bounds, and of the chance that a bias is rejected.
+# Of bounds; also the power of `Check.detectable`.
 CONFIDENCE = 0.95
 
 
 class Check(NamedTuple):
-  """One test.
+  """One test of the engine's draws.
 
   Attributes:
-    name: what it is of.
-    test: of the engine's draws.
+    name: what is tested, such as 'prompt 1, token 2'.
+    test: its statistic.
     p_value: adjusted for the number of tests (Bonferroni).
-    detectable: the least total variation of a bias that is rejected with a
-      chance of 95%; 1 if there is nothing to see.
-    bound: the total variation is less, with a confidence of 95%.
-    is_control_rejected: whether the engine's own counts are, drawn again with
-      twice the detectable bias; None if there is nothing to bias.
+    detectable: the least bias, in total variation, that is rejected with a
+      probability of 95%; 1 if the test can see none.
+    bound: the bias, in total variation, is less, with a confidence of 95%.
+    is_control_rejected: whether the test rejects a control: the engine's counts
+      drawn again with twice the detectable bias. None if that is impossible.
   """
 
   name: str
@@ -35,13 +35,14 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-  """The verdict on an engine; `str` is Markdown, aligned for a terminal.
+  """The verdict on an engine; `str` gives Markdown, aligned for a terminal.
 
   Attributes:
     checks: the tests.
-    faults: what needs no statistics.
-    differences: of greedy tokens from the model's argmax; None: not asked for.
-    false_alarm_rate: the chance that an engine without a bias is rejected.
+    faults: errors that need no statistics, such as a missing EOS.
+    differences: where greedy tokens differ from the model's argmax; None if
+      they were not compared.
+    false_alarm_rate: the probability to reject an engine without bias.
   """
 
   checks: tuple[Check, ...]
@@ -59,8 +60,8 @@ class Report(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """'REJECTED', 'not rejected', or 'inconclusive' where nothing could be
-    tested, or a control is not rejected."""
+    """'REJECTED', 'not rejected', or 'inconclusive' if nothing could be tested
+    or a control was not rejected."""
     if self.is_rejected:
       return 'REJECTED'
     controls = {check.is_control_rejected for check in self.checks}
@@ -68,7 +69,7 @@ class Report(NamedTuple):
     return 'not rejected' if is_sure else 'inconclusive'
 
   def to_json(self) -> dict[str, Any]:
-    """Returns all figures as JSON has them: an infinite statistic is None."""
+    """Returns all figures as JSON values; an infinite statistic is None."""
     checks = [check._asdict() | check.test._asdict() for check in self.checks]
     for check in checks:
       del check['test']
@@ -106,8 +107,15 @@ def make(
   differences: Sequence[str] | None,
   false_alarm_rate: float,
 ) -> Report:
-  """Makes a report of tests: of each its name, its rows and its draws, as
-  `goodness_of_fit.g_test` takes them."""
+  """Makes a report from tests.
+
+  Args:
+    tests: of each its name, and the rows and the number of draws that
+      `goodness_of_fit.g_test` takes.
+    faults: sentences; one is enough to reject.
+    differences: of greedy tokens; None if they were not compared.
+    false_alarm_rate: of all tests together.
+  """
   rng, level = np.random.default_rng(0), false_alarm_rate / len(tests)
   made = [goodness_of_fit.g_test(rows, num) for _, rows, num in tests]
   checks = []

@@ -1,4 +1,4 @@
-"""The gamma for a run, from a few of its rows decoded with several."""
+"""Chooses gamma for a run by trials: a few rows decoded with several gammas."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -10,24 +10,25 @@ from specdec_jax.theory.costs import Costs
 from specdec_jax.theory.planner import MARGIN
 from specdec_jax.theory.speedup import predicted_speedup
 
-# A loss, as a share of plain decoding's speed, that is to be improbable: it is
-# to lie beyond this quantile, of 95%, of what the trials leave open.
+# A gamma is chosen only if the trials exclude, with 95% confidence (this normal
+# quantile), a loss of more than this share of plain decoding's speed.
 _LOSS = 0.05
 _QUANTILE = 1.645
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-  """What R rows decoded with one gamma have shown.
+  """Measurements of R rows decoded with one gamma.
 
   Attributes:
     gamma: drafted tokens per iteration; 0 is plain decoding.
-    num_tokens: `[R]`, of each row, in `num_runs` target runs.
-    num_tested: `[R, gamma]`, how often its i-th drafted token was reached.
-    num_accepted: `[R, gamma]`, how often it then passed.
-    fill_seconds: of the prefill of a row.
-    iteration_seconds: of the loop, for all rows of a batch.
-    iteration_error: standard error of the latter, as a share of them.
+    num_tokens: `[R]`, tokens of each row.
+    num_runs: `[R]`, target runs that gave them.
+    num_tested: `[R, gamma]`, how often the i-th drafted token was tested.
+    num_accepted: `[R, gamma]`, how often it was accepted.
+    fill_seconds: time of a row's prefill.
+    iteration_seconds: time of an iteration, for all rows of a batch.
+    iteration_error: its standard error, as a share of it.
     utilisation: mean share of a batch's rows that an iteration serves.
   """
 
@@ -44,16 +45,18 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenGamma:
-  """The gamma that was chosen, and why in a sentence; JSON holds its fields.
+  """The chosen gamma, and why; its fields are written as JSON.
 
   Attributes:
     gamma: 0 is plain decoding.
-    tokens_per_second: by gamma, as text, of those that were tried.
+    sentence: the reasons.
+    tokens_per_second: of the gammas that were tried, which are keys as text.
     alpha: accepted / tested drafted tokens; None if none was tested.
     break_even: tokens per target run at which the gamma is as fast as plain
-      decoding; 1 for that.
-    turns: the gammas that the first rows of a run were decoded with, before it
-      was chosen, in turns of `turn_examples`.
+      decoding; 1 for gamma 0.
+    turns: the gammas with which the run's first rows were decoded, before the
+      choice, in turns.
+    turn_examples: rows per turn.
   """
 
   gamma: int
@@ -103,19 +106,19 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
 
 def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   """Chooses the fastest gamma, or 0 if none is faster than plain decoding by a
-  margin: the planner's, or as much as excludes a loss of 5%.
+  margin: the planner's, or the larger one that excludes a loss of 5%.
 
-  How tokens per target run depend on gamma is that of the rows with the longest
-  drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
-  docs/design/measuring.md tells why, and when each trial speaks for itself. An
-  iteration serves `batch_size` rows. Gamma 0 is among those tried.
+  The rows with the longest drafts show how tokens per target run depend on
+  gamma (`runs_with`); all rows show how many tokens are accepted at all.
+  docs/design/measuring.md gives the reasons, and says when each trial stands
+  for itself. An iteration serves `batch_size` rows. The trials must include
+  gamma 0.
   """
   plain, *drafting = sorted(trials, key=lambda trial: trial.gamma)
   measured, speeds, costs = _speeds(plain, drafting, batch_size)
   best = max(speeds, key=speeds.__getitem__)
-  # Times between those that were tried are interpolated, which is worth little
-  # where speeds hardly differ; and other texts will be less or more easily
-  # drafted than these few.
+  # Prefer a gamma that was tried, or plain decoding, unless the gain exceeds a
+  # margin: interpolated times and the acceptance of few texts are uncertain.
   margins = {max(measured, key=speeds.__getitem__): MARGIN}
   margins[0] = max(MARGIN, _QUANTILE * _error(plain, drafting) - _LOSS)
   for surer, margin in margins.items():
@@ -153,8 +156,8 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
 def _speeds(
   plain: Trial, drafting: Sequence[Trial], batch_size: int
 ) -> tuple[dict[int, float], dict[int, float], Costs]:
-  """Returns tokens per second by gamma, as measured and as expected, and what
-  iterations cost."""
+  """Computes tokens per second by gamma, as measured and as expected, and the
+  costs of iterations."""
   trials = [plain, *drafting]
   costs = Costs(
     widths=[trial.gamma + 1 for trial in trials],
@@ -165,7 +168,7 @@ def _speeds(
   length = np.concatenate([trial.num_tokens for trial in trials]).mean()
 
   def speed(gamma: int, efficiency: float) -> float:
-    # What was measured, interpolated between the gammas that were tried.
+    # Measurements, interpolated between the gammas that were tried.
     near = drafting if gamma else [plain]
     at = lambda values: np.interp(gamma, [t.gamma for t in near], values)
     ratio = costs.iteration_seconds(gamma) / costs.plain_seconds
@@ -191,7 +194,7 @@ def _speeds(
 def _efficiencies(
   trials: Sequence[Trial], gammas: Iterable[int]
 ) -> dict[int, float]:
-  """Tokens per target run with each gamma."""
+  """Computes expected tokens per target run with each gamma."""
   widest = trials[-1]
   shape = lambda gamma: float(
     widest.num_tokens.sum() / runs_with(widest, gamma).sum()
@@ -203,9 +206,9 @@ def _efficiencies(
 
 
 def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
-  """Estimates the standard error of a speed over plain decoding's, as a share
-  of it, from that of tokens per target run over all texts that were drafted
-  for, and those of the times; 0 where there is but one of each."""
+  """Estimates the relative standard error of a speedup, from those of tokens
+  per target run, over all rows with drafts, and of the times; 0 if there is
+  only one of each."""
   tokens = np.concatenate([trial.num_tokens for trial in drafting])
   runs = np.concatenate(
     [runs_with(trial, drafting[0].gamma) for trial in drafting]
@@ -220,8 +223,9 @@ def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:
-  """Says whether each trial's tokens per target run are, within the intervals
-  of both, what the longest drafts promise; None if there are no intervals."""
+  """Tells whether each trial's tokens per target run agree, within both
+  confidence intervals, with those expected from the longest drafts; None
+  without intervals."""
   widest = trials[-1]
   for trial in trials[:-1]:
     found, its = estimates.ratio(trial.num_tokens, trial.num_runs)

@@ -1,9 +1,9 @@
-"""From acceptance and costs to a gamma, and whether it pays at all.
+"""Chooses gamma from acceptance rates and costs, and tells whether it pays.
 
-Theorem 3.8 of Leviathan et al. (https://arxiv.org/abs/2211.17192) with three of
-its assumptions lifted: scoring a draft costs what it costs, the loop costs
-something, and rows of a batch that advance at their own pace are done when the
-slowest is. Acceptances may have a rate per position.
+Theorem 3.8 of Leviathan et al. (https://arxiv.org/abs/2211.17192) without three
+of its assumptions: scoring a draft has its own cost, the loop has a cost, and a
+batch, whose rows advance at their own pace, ends with its slowest row.
+Acceptance may have a rate per position.
 """
 
 import dataclasses
@@ -20,22 +20,22 @@ from specdec_jax.theory.acceptance import (
 )
 from specdec_jax.theory.costs import Costs
 
-# Smaller gains and losses count as neither.
+# Gains and losses below this share count as neither.
 MARGIN = 0.02
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
-  """What a gamma, or a tree, is expected to give.
+  """The expected results of a gamma, or of a tree.
 
   Attributes:
     gamma: drafted tokens per iteration, nodes of a tree; 0 is plain decoding.
     expected_tokens: per target run and row.
-    speedup: over plain decoding; see `plan` for the batch.
-    operations_factor: arithmetic per token over plain decoding's.
-    row_utilisation: mean iterations of a row over those of the slowest.
-    break_even_alpha: the acceptance rate at which it neither gains nor loses,
-      rows apart; None if none does, and of a tree.
+    speedup: over plain decoding, of the whole batch; see `plan`.
+    operations_factor: arithmetic operations per token over plain decoding's.
+    row_utilisation: mean iterations of a row over those of the slowest row.
+    break_even_alpha: the acceptance rate at which one row neither gains nor
+      loses; None if there is none, and for a tree.
     tree: its `parents`, see `theory.trees`; None for a chain.
   """
 
@@ -50,8 +50,8 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GammaPlan:
-  """The choice among gammas: 0 to the largest considered, the fastest of them,
-  and what there is to say about it, above all where it loses."""
+  """The forecasts of gammas 0 to the largest considered, the fastest of them,
+  and sentences on where it gains or why it loses."""
 
   choices: tuple[Forecast, ...]
   best: Forecast
@@ -80,7 +80,7 @@ def expected_iterations(
   missing, mean = np.zeros(length), 0.0
   missing[0] = 1.0
   for _ in range(length):
-    # All B rows are done with the chance that each is.
+    # All B rows are done with probability (1 - unfinished)^B.
     unfinished = min(float(missing.sum()), 1.0)
     mean += 1 - (1 - unfinished) ** batch_size
     missing = np.convolve(missing, block)[:length]
@@ -96,18 +96,19 @@ def plan(
   length: int = 128,
   interval: tuple[float, float] | None = None,
 ) -> GammaPlan:
-  """Chooses a gamma, and says what it should give or why it loses.
+  """Chooses a gamma and explains what it should gain, or why it loses.
 
   Args:
     alpha: the acceptance rate, or one per position, `max_gamma` or more.
-    costs: of the parts of an iteration, for all rows of the batch together.
+    costs: of an iteration's parts, for all rows of the batch together.
     max_gamma: the largest considered; None for all whose scoring was measured.
     batch_size: rows decoded together; all wait for the slowest.
-    length: tokens that each row decodes, for that wait.
-    interval: of an alpha that is estimated; the sentences then say whether the
-      choice depends on where in it alpha lies.
+    length: tokens that each row decodes; sets how long they wait.
+    interval: confidence interval of an estimated alpha; the sentences then say
+      whether the choice depends on where alpha lies in it.
 
-  Raises ValueError if an argument is out of range, or `max_gamma` not measured.
+  Raises:
+    ValueError: if an argument is out of range, or `max_gamma` not measured.
   """
   max_gamma = costs.max_gamma if max_gamma is None else max_gamma
   costs.check_gamma(max_gamma)
@@ -145,11 +146,12 @@ def plan(
 def oracle_speedup(
   alpha: float | ArrayLike, costs: Costs, length: int = 128
 ) -> float:
-  """Returns what no schedule that varies gamma exceeds: an oracle drafts just
-  what is accepted, and scores at the least price measured.
+  """Computes an upper bound on the speedup of any schedule that varies gamma:
+  an oracle drafts only what is accepted and scores at the least measured cost.
 
-  Rates are those of `plan`; positions beyond them have the last one. Infinite
-  for a drafter that is always right and takes no time, unless launching does.
+  `alpha` is as in `plan`; positions beyond its rates have the last one. The
+  bound is infinite for a drafter that is always right and takes no time, unless
+  launching takes some.
   """
   rates = np.atleast_1d(in_range('alpha', alpha, 0, 1))
   # Beyond the last position the rate stays r, and r + r^2 + ... = r / (1 - r).
@@ -161,7 +163,8 @@ def oracle_speedup(
     accepted = reached.sum() + beyond
     drafting = min(costs.first_draft_seconds, costs.draft_seconds)
     scoring = min(costs.target_seconds)
-    # Per token; of endless acceptance the drafter's own pace remains.
+    # Per token: 3 accepted and 1 more share one scoring, 1/4 each, and 3/4 are
+    # drafted. With endless acceptance only the drafter's time remains.
     share = 1 / (1 + accepted)
     seconds = share * scoring + (1 - share) * drafting
     whole = length * seconds + costs.launch_seconds
@@ -176,18 +179,18 @@ def forecast(
   *,
   tree: tuple[int, ...] | None = None,
 ) -> Forecast:
-  """Forecasts what to expect of a chain, from the rates of its positions, or of
-  a tree, from those of its depths."""
+  """Forecasts a chain from the rates of its positions, or a tree from those of
+  its depths; all else is as in `plan`."""
   gamma = len(tree or profile)
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
   seconds = costs.iteration_seconds(gamma, len(profile) if tree else None)
-  # Tokens per run, as in a long decode; the slowest row stretches it.
+  # As in a long decode, times what waiting for the slowest row adds.
   num_iterations = length / tokens * of_all / of_one
   launch = costs.launch_seconds if gamma else costs.plain_launch_seconds
   whole = num_iterations * seconds + launch
-  # Where the expected tokens are worth as many plain steps.
+  # Break-even: expected tokens equal the iteration's cost in plain steps.
   cost, break_even = seconds / costs.plain_seconds, None
   if 0 < gamma >= cost - 1 and tree is None:
     break_even = float(alpha_from_block_efficiency(max(cost, 1.0), gamma))
@@ -209,7 +212,7 @@ def _verdict(
   batch_size: int,
   profile: np.ndarray,
 ) -> list[str]:
-  """Says where drafting gains and where it loses, and why."""
+  """Writes sentences on where drafting gains and where it loses, and why."""
   drafting = choices[1:]
   if not drafting:
     return ['No gamma was considered: decode plainly.']
@@ -252,7 +255,7 @@ def _verdict(
 def _reason(
   choice: Forecast, costs: Costs, batch_size: int, profile: np.ndarray
 ) -> str:
-  """Says which of the costs is to blame."""
+  """Names the largest cost of a choice that loses."""
   gamma, tokens = choice.gamma, choice.expected_tokens
   ratio = costs.verify_cost_ratio(gamma)
   drafting = costs.drafting_seconds(gamma) / costs.plain_seconds
@@ -270,12 +273,13 @@ def _reason(
 
 
 def plural(count: int, noun: str) -> str:
-  """Says such as '1 row' or '4 rows'."""
+  """Writes a count with its noun: '1 row', '4 rows'."""
   return f'{count} {noun}' + 's' * (count > 1)
 
 
 class Prediction(NamedTuple):
-  """What a way of decoding takes; `gamma` 0 is plain, a price may be None."""
+  """Time and cost of a way of decoding; `gamma` 0 is plain decoding, and the
+  cost is None without a price."""
 
   gamma: int
   tokens_per_second_per_chip: float
@@ -296,9 +300,17 @@ def predict_fleet(
   """Predicts chip-hours and cost of many tokens, for plain decoding and then
   for the best gamma of each plan.
 
-  Chips decode one full batch after the other, and nothing else: no prefill, no
-  encoder, no chip that waits. `costs` are of a whole batch, on all its chips
-  together, `length` is in output tokens per row, `price` of one chip-hour.
+  Assumes that chips decode one full batch after the other: no prefill, no
+  encoder, no idle chip.
+
+  Args:
+    costs: of a whole batch, on its `num_chips` together.
+    plans: of which the `best` is predicted.
+    num_tokens: output tokens in all.
+    num_chips: chips that decode a batch together.
+    batch_size: rows per batch.
+    length: output tokens per row.
+    price: of one chip-hour, in any currency; None if unknown.
   """
   plain = costs.decode_seconds(0, length) * num_chips / (batch_size * length)
   ways = [(0, plain)]
