@@ -1,7 +1,7 @@
-"""The families of networks, one row each: what the rest of the package asks of
-a network, by its sizes.
+"""The families of networks: one table of what the rest of the package needs
+from a network, and functions that look it up by a network's sizes.
 
-A new network is its module, a row of `FAMILIES`, and its tests.
+A new network is a module, a row of `FAMILIES`, and tests.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ AnyConfig = Config | DrafterConfig
 
 
 class Drafts(NamedTuple):
-  """What a network that only drafts is for.
+  """The purpose of a network that only drafts.
 
   Attributes:
     kind: the drafter that it is for, by its name among `assembly`'s choices.
-    bind: `(target, config, width=)` to the network bound to a target, which
-      keeps what is read at the first `width` tokens of a call. `target` is that
-      of the target's family: None if it has none.
+    bind: `(target, config, width=) -> Bound`: binds the network to a target,
+      which then keeps what the network reads at the first `width` tokens of a
+      call. `target` is the target's `Network`, None if its family has none.
   """
 
   kind: str
@@ -52,30 +52,29 @@ class Family(NamedTuple):
   """Networks of one kind. Callables take an instance of `config` first.
 
   Attributes:
-    name: what model.json calls the network.
-    config: the frozen dataclass of its sizes, with a field `dtype`; a whole
-      model's also have `vocab_size` and `is_tied`.
+    name: the network's name in model.json.
+    config: the frozen dataclass of its sizes, with a field `dtype`; those of
+      whole models also have `vocab_size` and `is_tied`.
     stacks: the fields of `config` that count layers, the encoder's first, each
-      with the branch of the parameters in which these layers lie, as
-      `layers_0`, `layers_1` ...; `''` is the tree itself.
-    init_params: `(config, rng_key)` to fresh float32 parameters; None for those
-      that `network` reads.
-    language_model: the functions that decoding calls; None for those of
+      with the branch of the parameters that has these layers as `layers_0`,
+      `layers_1` ...; `''` is the tree itself.
+    init_params: `(config, rng_key)` to fresh float32 parameters; None to make
+      them from `network`.
+    language_model: the functions that decoding calls; None to make them from
       `network`.
-    network: the network that `language_model` is made of; None for a model
-      that is made of none, whose streams cannot be kept.
-    drafts: what a network that only drafts is for; None for a whole model.
+    network: the `Network` of these sizes; None for a family without one, whose
+      residual streams cannot be kept.
+    drafts: the purpose of a network that only drafts; None for a whole model.
     has_encoder: whether prompts go to an encoder.
-    starts: tokens that the decoder begins with, before any prompt.
+    starts: tokens that the decoder starts with, before any prompt.
     adds_special_tokens: whether prompts are encoded with the vocabulary's
       special tokens, such as the end of text that an encoder expects.
-    max_positions: the longest context, of each stack; None if there is no
-      limit.
+    max_positions: the longest context of each stack; None without a limit.
     has_vocabulary: whether there is an embedding for each token.
-    has_spare_rows: whether any number of embeddings may have no token, instead
-      of a little padding.
+    has_spare_rows: whether any number of embeddings may have no token, rather
+      than a little padding.
     check_params: `(config, params)`; raises ValueError for values that no
-      network of these sizes has, such as token ids that are not there.
+      network of these sizes has, such as token ids out of range.
   """
 
   name: str
@@ -157,8 +156,8 @@ FAMILIES = (
 
 
 def of(config: AnyConfig) -> Family:
-  """The family whose sizes these are; ValueError if there is none."""
-  # By the very class: a subclass would be another network.
+  """Looks up the family of these sizes; ValueError if there is none."""
+  # The exact class: a subclass would be another network.
   for family in FAMILIES:
     if type(config) is family.config:
       return family
@@ -168,31 +167,32 @@ def of(config: AnyConfig) -> Family:
 
 
 def has_encoder(config: AnyConfig) -> bool:
-  """Whether prompts go to an encoder."""
+  """Tells whether prompts go to an encoder."""
   return of(config).has_encoder(config)
 
 
 def only_drafts(config: AnyConfig) -> bool:
-  """Whether a network is no model by itself."""
+  """Tells whether a network only drafts and is no language model itself."""
   return of(config).drafts is not None
 
 
 def drafts_for(config: AnyConfig) -> str | None:
-  """The drafter that a network is for, by name; None for a whole model."""
+  """Names the drafter that a network is for; None for a whole model."""
   drafts = of(config).drafts
   return drafts and drafts.kind
 
 
 def init_params(config: AnyConfig, rng_key: Array) -> Weights:
-  """Fresh float32 parameters."""
+  """Initialises float32 parameters."""
   if (make := of(config).init_params) is not None:
     return make(config, rng_key)
   return networks.init_params(network(config), rng_key)
 
 
 def language_model(config: AnyConfig) -> LanguageModel:
-  """The functions that decoding calls; ValueError if a network only drafts."""
-  # Functions of its own come before a network's.
+  """Makes the functions that decoding calls; ValueError if a network only
+  drafts."""
+  # A family's own functions take precedence over those of its network.
   family = of(config)
   if family.language_model is not None:
     return family.language_model(config)
@@ -200,7 +200,7 @@ def language_model(config: AnyConfig) -> LanguageModel:
 
 
 def network(config: AnyConfig) -> Network:
-  """A model's network; ValueError if its family has none."""
+  """Makes a model's `Network`; ValueError if its family has none."""
   family = of(config)
   if family.network is None:
     raise ValueError(
@@ -210,8 +210,10 @@ def network(config: AnyConfig) -> Network:
 
 
 def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
-  """A network that only drafts for a target of these sizes, which keeps what
-  is read at the first `width` tokens of a call; ValueError if it does not fit.
+  """Binds a network that only drafts to a target, both given by their sizes.
+
+  The target then keeps what the network reads at the first `width` tokens of a
+  call. Raises ValueError if the two do not fit.
   """
   family, drafts = of(target), of(config).drafts
   if drafts is None:
@@ -223,16 +225,17 @@ def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
 
 
 def num_layers(config: AnyConfig) -> tuple[int, ...]:
-  """Layers of each stack that the network has, the encoder's first."""
-  # The encoder's count is 0 in a T5 without one, and left out.
+  """Counts the layers of each stack, the encoder's first."""
+  # A T5 without an encoder has 0 layers there, which are left out.
   counts = [getattr(config, field) for field in of(config).stacks]
   return tuple(count for count in counts if count)
 
 
 def param_shapes(config: AnyConfig, dtype: jnp.dtype | None = None) -> Weights:
-  """The tree of parameters as `jax.ShapeDtypeStruct`s of a dtype, by default
-  that of the config, but for integers; nothing is computed."""
-  # A copy, whose dictionaries are the caller's own.
+  """Returns the parameters as `jax.ShapeDtypeStruct`s, without computing them.
+  Integers keep their dtype; all others have `dtype`, by default the config's.
+  """
+  # A copy, so that the caller may change its dictionaries.
   return jax.tree.map(lambda leaf: leaf, _traced_shapes(config, dtype))
 
 
@@ -240,14 +243,13 @@ def param_shapes(config: AnyConfig, dtype: jnp.dtype | None = None) -> Weights:
 def _traced_shapes(config: AnyConfig, dtype: jnp.dtype | None) -> Weights:
   family = of(config)
   counts = {field: getattr(config, field) for field in family.stacks}
-  # One layer of each stack is traced, the others being alike: tracing takes
-  # 30 ms per layer.
+  # Layers of a stack are alike, so one of each is traced: that takes 30 ms.
   one_each = {field: min(count, 1) for field, count in counts.items()}
   short = dataclasses.replace(config, **one_each)
   init = functools.partial(init_params, short)
   shapes = jax.eval_shape(init, jax.random.key(0))
   for field, branch in family.stacks.items():
-    # A stack of T5's encoder is the branch `encoder`, that of a Llama the tree.
+    # The layers of T5's encoder lie in `encoder`, those of a Llama at the top.
     for i in range(1, counts[field]):
       stack = shapes[branch] if branch else shapes
       stack[f'layers_{i}'] = stack['layers_0']
@@ -285,9 +287,9 @@ def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
 def with_draft_vocabulary(
   model: LanguageModel, ids: np.ndarray, vocab_size: int
 ) -> tuple[LanguageModel, LanguageModel]:
-  """The same model with logits of the tokens `ids`, `[N]`, alone, and with
-  those in `[..., vocab_size]`, the others -inf; for its parameters after
-  `layers.with_logits_of`."""
+  """Returns the model with logits of the tokens `ids`, `[N]`, alone, and the
+  model with these logits among `[..., vocab_size]`, the others -inf. Both take
+  the parameters of `layers.with_logits_of`."""
   few = model._replace(vocab_size=ids.size)
 
   def extend(params, *args: Any, **options: Any) -> tuple[Array, Any]:

@@ -1,1 +1,1 @@
-"""Meshes, and which logical axis of an array lies on which mesh axis."""
+"""Device meshes, and how the logical axes of arrays are split over them."""

@@ -1,7 +1,7 @@
 """Device meshes of two axes, `data` and `model`.
 
 Rows of the batch are split over `data`; heads, feed-forward and vocabulary over
-`model`. Neighbours on the `model` axis talk in every layer, so they are put
+`model`. Devices along `model` communicate in every layer, so they are placed
 where the hardware's links are short.
 """
 
@@ -26,12 +26,17 @@ def make(
   model_parallel_submesh: Sequence[int] | None = None,
   devices: Sequence[Any] | None = None,
 ) -> Mesh:
-  """A mesh `(data, model)` over the devices, by default all.
+  """Makes a mesh `(data, model)`.
 
-  `num_partitions` of them share one copy of the model, or, under T5X's name,
-  `model_parallel_submesh`, a box `(x, y, z, cores)` of the slice. The default
-  is by device kind: a 2x2 tile on a TPU (or all devices, if fewer), 1
-  elsewhere. Raises ValueError if both are given, or do not divide the devices.
+  Args:
+    num_partitions: devices that share one copy of the model. By default a 2x2
+      tile on a TPU (or all devices, if fewer), 1 elsewhere.
+    model_parallel_submesh: the same, under T5X's name, as a box `(x, y, z,
+      cores)` of the slice.
+    devices: devices of the mesh; by default all.
+
+  Raises:
+    ValueError: if both sizes are given, or do not divide the devices.
   """
   devices = list(jax.devices() if devices is None else devices)
   if num_partitions is not None and model_parallel_submesh is not None:
@@ -60,7 +65,7 @@ def make(
 
 
 def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
-  """Cuts the slice's box of devices into boxes of `submesh`."""
+  """Makes a mesh by cutting the slice's box of devices into `submesh` boxes."""
   if len(submesh) != 4 or min(submesh) < 1:
     raise ValueError(
       f'model_parallel_submesh has four sizes (x, y, z, cores), got {submesh}'
@@ -83,7 +88,7 @@ def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
 
 
 def _grid(devices: Sequence[Any]) -> np.ndarray:
-  """The devices by their coordinates, `[x, y, z, core]`."""
+  """Arranges devices by their coordinates in an array `[x, y, z, core]`."""
   if not all(hasattr(device, 'coords') for device in devices):
     raise ValueError(
       'model_parallel_submesh needs devices with coordinates, as TPUs have; '
@@ -92,7 +97,7 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
   places = np.array(
     [(*each.coords, getattr(each, 'core_on_chip', 0)) for each in devices]
   )
-  # A slice that is part of a larger one does not begin at its corner.
+  # The coordinates of a part of a larger slice need not start at 0.
   places -= places.min(axis=0)
   shape = places.max(axis=0) + 1
   if math.prod(shape) != len(devices):
@@ -105,8 +110,8 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
 
 
 def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
-  """Raises ValueError, with both numbers, unless a tree of arrays or shapes
-  under T5X's names and a batch's rows can be split over the mesh."""
+  """Raises ValueError, with the sizes, unless the mesh divides a batch's rows
+  and all axes of `params`, a pytree of arrays or shapes under T5X's names."""
   sizes = dict(mesh.shape)
   if batch_size % sizes[rules.DATA]:
     raise ValueError(
@@ -121,7 +126,7 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
     )
     if axis and size % sizes.get(rules.MESH_AXIS[axis], 1)
   )
-  # An axis that does not divide is one of every layer, and is said once.
+  # An axis that does not divide occurs in every layer; it is named once.
   if misfits:
     raise ValueError(
       f'a model axis of {sizes[rules.MODEL]} devices does not divide '
@@ -130,7 +135,7 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
 
 
 def parameter_shardings(mesh: Mesh, params: Any) -> Any:
-  """A `NamedSharding` for every parameter of a tree of arrays or shapes."""
+  """Makes a `NamedSharding` for every parameter, an array or a shape."""
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: NamedSharding(
       mesh, rules.partition_spec(rules.parameter_axes(path, leaf))
@@ -140,18 +145,18 @@ def parameter_shardings(mesh: Mesh, params: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows split over `data`; further axes whole."""
+  """Makes the sharding that splits rows over `data` and no other axis."""
   return NamedSharding(mesh, PartitionSpec(rules.DATA))
 
 
 def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
-  """A batch as global arrays, split over the `data` axis of the mesh that is
-  set (`jax.set_mesh`), if any.
+  """Makes global arrays of a batch, split over the `data` axis of the current
+  mesh (`jax.set_mesh`), if any.
 
-  Every process gives the features of all rows, `[B, ...]`, and each device
-  takes the rows of its own place on the mesh: devices that share a copy of the
-  model take the same rows, even where they belong to different processes.
-  Raises ValueError if the rows do not divide over the data-parallel devices.
+  Every process passes the features of all rows, `[B, ...]`, and each device
+  takes the rows of its place on the mesh: devices that share a copy of the
+  model take the same rows, even if they belong to different processes. Raises
+  ValueError if the data-parallel devices do not divide the rows.
   """
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
@@ -166,10 +171,10 @@ def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
 
 
 def fetch(arrays: Any) -> Any:
-  """A tree of arrays in numpy, whole in every process."""
+  """Fetches a pytree of arrays as numpy, whole in every process."""
 
   def whole(x: Array) -> np.ndarray:
-    # Of several processes each has the shards of its own devices alone.
+    # With several processes, each has only the shards of its own devices.
     if x.is_fully_addressable:
       return np.asarray(x)
     from jax.experimental import multihost_utils
@@ -180,8 +185,8 @@ def fetch(arrays: Any) -> Any:
 
 
 def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
-  """Where a tree of arrays or shapes, rows first in each, lies: rows over
-  `data`, and, if `is_split`, the heads of caches over `model`. An axis that
+  """Makes the shardings of a pytree of arrays or shapes with rows first: rows
+  over `data` and, if `is_split`, the heads of caches over `model`. An axis that
   does not divide stays whole."""
 
   def place(leaf: Any) -> NamedSharding:
@@ -206,8 +211,8 @@ def check_devices(num_devices: int) -> None:
 
 
 def drafter_shardings(mesh: Mesh, shapes: Any) -> Any:
-  """`parameter_shardings`, or, where the mesh does not divide so small a model,
-  whole on every chip."""
+  """Makes `parameter_shardings`, or replicates the parameters if the mesh does
+  not divide them, as is common for small models."""
   try:
     check_divides(mesh, shapes, batch_size=mesh.size)
   except ValueError:
@@ -222,8 +227,8 @@ def device_mesh(
   model_parallel_submesh: Sequence[int] | None = None,
   num_devices: int | None = None,
 ) -> Mesh:
-  """`make` of the first `num_devices` devices, None being all; raises
-  ValueError if there are not so many."""
+  """Makes a mesh as `make`, of the first `num_devices` devices, None for all.
+  Raises ValueError if there are fewer."""
   check_devices(1 if num_devices is None else num_devices)
   has_submesh = model_parallel_submesh is not None
   return make(

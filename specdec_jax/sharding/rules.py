@@ -1,10 +1,10 @@
 """Logical axes of arrays and the mesh axes that they are split over.
 
-Models name what an axis *is* (`batch`, `heads`, `mlp`); this table says where
-it lies. It is T5X's standard one-dimensional partitioning: the batch over
-`data`, and heads, feed-forward and vocabulary over `model`. Every function here
-does nothing unless a mesh is set (`jax.set_mesh`), so that the same program
-runs on one device.
+Models name what an axis *is* (`batch`, `heads`, `mlp`); this table maps it to a
+mesh axis. It is T5X's standard one-dimensional partitioning: the batch over
+`data`, and heads, feed-forward and vocabulary over `model`. `constrain` and
+`map_shards` do nothing unless a mesh is set (`jax.set_mesh`), so that the same
+program runs on one device.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MESH_AXIS = {
   **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets'), None),
 }
 
-# The logical axes of a parameter, by the end of its path. Networks of all
+# The logical axes of parameters, by the last two names of their paths. All
 # families name their parameters as T5X does.
 _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
   ('token_embedder', 'embedding'): ('vocab', 'embed'),
@@ -39,20 +39,21 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
 
 
 def parameter_axes(path: Any, leaf: Any) -> tuple[str | None, ...]:
-  """The logical axes of a parameter at a path of `tree_map_with_path`; None for
-  those that the table does not name, such as norms, which are kept whole."""
+  """Looks up a parameter's logical axes by its path in a pytree. Those that the
+  table does not name, such as norms, are kept whole: all None."""
   names = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
   return _PARAMETER_AXES.get(tuple(names[-2:]), (None,) * len(leaf.shape))
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
-  """The mesh axes of an array with these logical axes."""
+  """Maps logical axes to mesh axes: ('embed', 'mlp') to (None, 'model')."""
   return PartitionSpec(*(axis and MESH_AXIS[axis] for axis in axes))
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-  """Asks the compiler to lay `x` out by its logical axes; see `fitting_spec`:
-  key-value heads that are fewer than the devices stay whole, for instance."""
+  """Constrains the sharding of `x` by its logical axes; without a mesh returns
+  `x`. Axes that do not divide, such as fewer key-value heads than devices, stay
+  whole; see `fitting_spec`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
@@ -64,11 +65,11 @@ def map_shards(
   arrays: tuple[Array, ...],
   axes: tuple[tuple[str | None, ...], ...],
 ) -> Array:
-  """`fn(*arrays)` on every device's own part of the arrays.
+  """Calls `fn(*arrays)` on every device's own part of the arrays.
 
   For operations that index a split axis and need nothing from other devices,
   which the compiler cannot know. `axes` are the logical axes of each array; the
-  result has shape and axes of the first. Without a mesh it is a plain call.
+  result has the shape and the axes of the first. Without a mesh, a plain call.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
@@ -84,7 +85,9 @@ def map_shards(
 def fitting_spec(
   mesh: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> PartitionSpec:
-  """`partition_spec`, with axes whole that their mesh axis does not divide."""
+  """Makes the `partition_spec` of an array, but keeps axes whole whose size the
+  mesh axis does not divide."""
+  # Shape (8, 6) and axes ('batch', 'heads') on a 2 x 4 mesh: ('data', None).
   spec = partition_spec(axes)
   sizes = dict(mesh.shape)
   return PartitionSpec(
