@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def table(pair: str, args: argparse.Namespace) -> Table:
-  """A row for each batch size of a pair."""
+  """Makes a row for each batch size of a pair."""
   decoder = _load(pair, args)
   rows: list[Cells] = [
     _row(decoder, batch_size, args) for batch_size in args.batch_sizes
@@ -96,20 +96,21 @@ def table(pair: str, args: argparse.Namespace) -> Table:
     rows=rows,
     notes=[
       f'SIMULATED acceptance of {args.alpha:g} per drafted token. Prompts of '
-      f'at least {args.prompt_tokens} tokens, {args.max_new_tokens} new ones; '
-      'gamma is the one that the planner chooses from these costs, at least 1. '
-      'T(w) is an iteration that scores w positions; c a drafted token over '
-      'T(1). "By its parts" is the speedup of the same iterations by these '
-      'costs, and "parts" the drafts and T(gamma + 1) over the whole '
-      'iteration; "bytes" what the compiled iteration reads and writes, drafts '
-      "included, by the compiler's own count, over the bytes of the target's "
-      f'weights ({num_bytes / 2**30:.2f} GiB).',
+      f'at least {args.prompt_tokens} tokens, {args.max_new_tokens} new ones. '
+      'The planner chooses gamma, at least 1, from these costs. T(w) is the '
+      'time of an iteration that scores w positions, and c that of a drafted '
+      'token over T(1). "By its parts" is the speedup predicted from these '
+      'costs for the same iterations. "Parts" is the time of the drafts and '
+      'T(gamma + 1) over that of the whole iteration. "Bytes" is what the '
+      "compiled iteration reads and writes, drafts included, by the compiler's "
+      "count, over the bytes of the target's weights "
+      f'({num_bytes / 2**30:.2f} GiB).',
     ],
   )
 
 
 def cache_table(args: argparse.Namespace) -> Table:
-  """Rows of each number of tokens, by the room that they have."""
+  """Makes rows for each number of tokens and capacity."""
   decoder = _load(args.cache_model, args, args.cache_dtype)
   prompts = {
     (batch_size, length): _prompt(decoder, batch_size, args, length)
@@ -120,7 +121,7 @@ def cache_table(args: argparse.Namespace) -> Table:
 
 
 def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
-  """Target and drafter, with acceptance by decree, and rows without an end."""
+  """Loads target and drafter, with simulated acceptance and without EOS."""
   target, _, draft = pair.partition('/')
   target, _, weights = target.partition('@')
   model = functools.partial(Model, dtype=dtype or args.dtype)
@@ -139,8 +140,8 @@ def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
 
 
 def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
-  """Costs of the parts, and with the gamma that they promise most from, both
-  speeds in turns."""
+  """Measures the costs of the parts and, with the gamma that is best for them,
+  both speeds in turns."""
   prompt = _prompt(decoder, batch_size, args)
   key = jax.random.key(0)
   shared: dict[str, Any] = {
@@ -212,7 +213,7 @@ def _prompt(
   args: argparse.Namespace,
   num_tokens: int = 0,
 ) -> Prompt:
-  """Rows of one length: the tokens of a text, repeated."""
+  """Packs rows of one length: the tokens of a text, repeated."""
   ids = decoder.vocabulary.encode(_TEXT, add_special_tokens=False)
   text = _TEXT * -(-(num_tokens or args.prompt_tokens) // len(ids))
   settings = running.DecodeSettings(

@@ -1,4 +1,4 @@
-"""What steps cost by the room that rows have, and by what they use of it."""
+"""Times steps by the capacity of rows, and by how much of it they use."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _TIMED = ('plain step', 'verify call')
 
 
 class Timed(NamedTuple):
-  """A compiled program, and how many of what is timed it runs."""
+  """A compiled program, and how many steps or calls it runs."""
 
   program: Callable[[], Any]
   num_steps: int = 1
@@ -29,8 +29,8 @@ def table(
   capacities: Sequence[int],
   repeats: int,
 ) -> Table:
-  """A row for each batch, by its size and length, and each capacity that is
-  longer; timed in turns with the least of them."""
+  """Makes a row for each batch, by size and length, and each capacity with room
+  for it, timed in turns with the smallest."""
   rows: list[Cells] = []
   for (batch_size, length), prompt in prompts.items():
     room = [each for each in capacities if each > length + 2 * _WIDTH]
@@ -55,9 +55,9 @@ def table(
   return Table(
     rows=rows,
     notes=[
-      'Rows of so many tokens in caches with room for more: a plain step, the '
-      f'loop included, and a call over {_WIDTH} positions by itself. Ratios '
-      'are the medians of those to the least room in the same turn.',
+      'Rows of the given tokens in caches with room for more: a plain step, '
+      f'including the loop, and a call over {_WIDTH} positions by itself. '
+      'Ratios are to the smallest room, medians over turns.',
     ],
   )
 
@@ -65,8 +65,8 @@ def table(
 def _programs(
   decoder: Decoder, prompt: Prompt, capacity: int
 ) -> dict[str, Timed]:
-  """Plain decoding of some tokens, some calls that verify, and the launches of
-  both."""
+  """Compiles plain decoding of some tokens, some verify calls, and the launches
+  of both."""
   side = sides.plain_side(
     decoder.params,
     jax.random.key(0),
