@@ -24,13 +24,13 @@ _BEGIN, _END = '<!-- speeds -->', '<!-- end of speeds -->'
 _MEASURE = 'run python -m experiments.quoted on an idle machine'
 _WRITE = 'run python -m experiments.results'
 TITLES = {
-  'quoted': 'What the first pages quote',
+  'quoted': 'Speeds that the first pages quote',
   'peers': 'Other systems, side by side',
   'audit': 'Samplers of engines, audited',
   'accelerator': 'What decoding costs',
   'plain_step': "Where a plain step's time goes",
-  'quantized': 'Weights of few bits, and drafts of the target itself',
-  'predicted': 'TPUs, predicted',
+  'quantized': 'Quantised weights, and targets that draft for themselves',
+  'predicted': 'Predictions for TPUs',
   'grammar': 'Texts that match a grammar',
   'trees': 'Trees of drafts beside chains',
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
