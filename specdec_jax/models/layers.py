@@ -1,7 +1,7 @@
 """Layers that the networks share.
 
-Kernels are `[in, out]` and carry no bias unless asked, as in T5X. Every matrix
-product accumulates in float32, whatever dtype the weights and activations have.
+Kernels are `[in, out]`, by default without a bias, as in T5X. Every matrix
+product accumulates in float32, whatever the dtype of weights and activations.
 """
 
 import functools
@@ -19,7 +19,7 @@ from specdec_jax.base import Array
 from specdec_jax.models import quantized
 from specdec_jax.models.quantized import SCALE
 
-# The parameters of a network: arrays by name, in a dictionary per branch.
+# The parameters of a network: nested dictionaries of arrays.
 Weights = dict[str, Any]
 
 # Products accumulate in float32.
@@ -50,7 +50,7 @@ def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
 
 
 def is_cpu_alone() -> bool:
-  """Whether there is one CPU device to compute on."""
+  """Tells whether computation runs on one CPU device."""
   mesh = jax.sharding.get_abstract_mesh()
   return jax.default_backend() == 'cpu' and (mesh.empty or mesh.size == 1)
 
@@ -68,7 +68,7 @@ _matmul.defvjp(
 
 
 def applied(network: nn.Module) -> Callable[..., Any]:
-  """`network.apply` of a bare tree of parameters."""
+  """Returns `network.apply` as a function of the bare parameters."""
   return lambda params, *args, **options: network.apply(
     {'params': params}, *args, **options
   )
@@ -87,7 +87,7 @@ def parameter(
 
 
 class Dense(nn.Module):
-  """`x @ kernel`, from `[..., in]` to `[..., features]`, rounded to `dtype`."""
+  """Computes `x @ kernel`, `[..., in]` to `[..., features]`, in `dtype`."""
 
   features: int
   dtype: jnp.dtype = jnp.float32
@@ -111,8 +111,8 @@ class Dense(nn.Module):
 def projections(
   module: nn.Module, x: Array, features: Mapping[str, int], **options: Any
 ) -> list[Array]:
-  """The results of several `Dense` of one input, given each one's name and
-  size; one product where `with_cpu_copies` has joined their kernels."""
+  """Applies several `Dense`, given by name and size, to one input; as a single
+  product if `with_cpu_copies` has joined their kernels."""
   joint = joint_name(features)
   if not module.has_variable('params', joint):
     return [
@@ -127,14 +127,14 @@ def projections(
 def query_key_value(
   module: nn.Module, x: Array, config: Any, **options: Any
 ) -> tuple[Array, Array, Array]:
-  """Queries, keys and values `[B, H, T, D]` of `[B, T, embed]`; `config` has
-  `num_heads`, `num_kv_heads` and `head_dim`."""
+  """Projects `[B, T, embed]` to queries, keys and values `[B, H, T, D]`;
+  `config` has `num_heads`, `num_kv_heads` and `head_dim`."""
   num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
   widths = {
     name: count * config.head_dim
     for name, count in zip(PROJECTIONS, num_heads, strict=True)
   }
-  # [B, T, H * D] to [B, H, T, D], as keys lie in the cache.
+  # [B, T, H * D] to [B, H, T, D], the layout of the cache.
   queries, keys, values = (
     y.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
     for y in projections(module, x, widths, dtype=config.dtype, **options)
@@ -143,7 +143,7 @@ def query_key_value(
 
 
 def joint_name(names: Iterable[str]) -> str:
-  """The name of the `Dense` that several were joined to."""
+  """Names the `Dense` that joins several, such as `query_key_value`."""
   return '_'.join(names)
 
 
@@ -180,28 +180,29 @@ class RMSNorm(nn.Module):
     return x * scale.astype(self.dtype)
 
 
-# Projections of an attention.
+# The projections of an attention.
 PROJECTIONS = ('query', 'key', 'value')
-# What reads one input, by module; see `with_cpu_copies`.
+# Projections that read one input, by module; see `with_cpu_copies`.
 _ONE_INPUT = {'self_attention': PROJECTIONS, 'mlp': ('wi_0', 'wi_1')}
 # The projection to the vocabulary of a network that is not tied.
 LOGITS = 'logits_dense'
-# Copies beside the weights, likewise.
+# Names of the copies of `with_cpu_copies`.
 TRANSPOSED = 'transposed_embedding'
 _FLOAT32 = 'float32_'
 
 
 def _product(module: nn.Module, x: Array, kernel: Array, name: str) -> Array:
-  """`_matmul`, with `x` rounded to the kernel's dtype; for a single row with
-  the kernel's float32 copy, if there is one. Of packed weights, theirs."""
+  """Computes `x @ kernel` in float32, with `x` rounded to the kernel's dtype: a
+  single row by the kernel's float32 copy, if there is one, and packed weights
+  by `quantized.product`."""
   if module.has_variable('params', name + SCALE):
     scale: Array = module.get_variable('params', name + SCALE)
     return quantized.product(x, kernel, scale)
   copy = _FLOAT32 + name
   if x.size > x.shape[-1] or not module.has_variable('params', copy):
     return _matmul(x.astype(kernel.dtype), kernel)
-  # XLA would drop a cast there and back, and a row's logits would depend on
-  # whether it is alone.
+  # `reduce_precision`, since XLA would drop a cast there and back: a row's
+  # logits would depend on whether it is alone.
   info = jnp.finfo(kernel.dtype)
   x = jax.lax.reduce_precision(x.astype(jnp.float32), info.nexp, info.nmant)
   single: Array = module.get_variable('params', copy)
@@ -222,11 +223,11 @@ class Embed(nn.Module):
     self.embedding = parameter(self, 'embedding', init, shape)
 
   def __call__(self, tokens: Array) -> Array:
-    """int32 `[B, T]` to `[B, T, embed]`. Ids out of range clip."""
+    """Looks up int32 `[B, T]`, as `[B, T, embed]`; ids out of range clip."""
     return quantized.look_up(self.variables['params'], tokens, self.dtype)
 
   def attend(self, x: Array) -> Array:
-    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
+    """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
     if self.has_variable('params', TRANSPOSED):
       kernel: Array = self.get_variable('params', TRANSPOSED)
       return _product(self, x, kernel, TRANSPOSED)
@@ -237,18 +238,18 @@ class Embed(nn.Module):
 
 
 def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
-  """A model's parameters, in one dtype, with copies that a CPU multiplies
-  faster, its encoder's apart; unchanged on accelerators. docs/design/cpu.md has
-  the reasons.
+  """Adds copies of weights that a CPU multiplies faster; returns the parameters
+  unchanged on accelerators. docs/design/cpu.md gives the reasons.
 
-  Kernels of one input are joined. Embeddings that the logits reuse (`is_tied`)
-  get a transpose; for single rows, kernels that are not in float32 get a copy
-  that is, and those with more inputs than outputs one that is also transposed.
-  Packed weights are joined, and nothing else.
+  Applies to parameters of one dtype, except an encoder's. Kernels of one input
+  are joined. Embeddings that the logits reuse (`is_tied`) get a transposed
+  copy. For single rows, kernels not in float32 get a float32 copy, and kernels
+  with more inputs than outputs a float32 transposed one. Packed weights are
+  only joined.
   """
   if jax.default_backend() != 'cpu':
     return params
-  # An encoder reads its text once, so that its copies would not pay.
+  # An encoder runs once per decode, so copies of its weights would not pay.
   copied = {}
   for name, value in params.items():
     if isinstance(value, dict) and name != 'encoder':
@@ -273,9 +274,9 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
 def with_logits_of(
   params: Weights, ids: np.ndarray, *, is_tied: bool
 ) -> Weights:
-  """A model's parameters with logits of the tokens `ids`, `[N]`, alone; any
-  token can still be read."""
-  # Of 4 tokens and ids [0, 3]: columns 0 and 3 of a kernel [embed, 4].
+  """Restricts a model's parameters to logits of the tokens `ids`, `[N]`; it can
+  still read any token."""
+  # With 4 tokens and ids [0, 3]: columns 0 and 3 of the kernel [embed, 4].
   cut = {}
   for name, value in params.items():
     if name == LOGITS:
@@ -301,15 +302,15 @@ def spread(logits: Array, ids: Array | np.ndarray, size: int) -> Array:
 
 
 def num_logits(module: nn.Module, vocab_size: int) -> int:
-  """How many tokens an untied projection of a module has logits of: fewer than
-  `vocab_size` after `with_logits_of`."""
+  """Counts the logits of a module's untied projection: `vocab_size`, or fewer
+  after `with_logits_of`."""
   if not module.has_variable('params', LOGITS):
     return vocab_size
   return int(module.get_variable('params', LOGITS)['kernel'].shape[-1])
 
 
 def _join(params: dict, names: Sequence[str]) -> dict:
-  """Parameters of a module, with those of several `Dense` as one's."""
+  """Joins the parameters of several `Dense` of a module into one."""
   if not all(name in params for name in names):
     return params
   parts = [params[name] for name in names]
@@ -319,7 +320,7 @@ def _join(params: dict, names: Sequence[str]) -> dict:
 
 
 def num_params(params: Weights) -> int:
-  """How many parameters a tree has, apart from the copies of `with_cpu_copies`
+  """Counts the parameters in a pytree, without the copies of `with_cpu_copies`
   and the scales of packed weights."""
   # Names of copies begin with these: `transposed_embedding`, `float32_kernel`.
   return sum(
@@ -369,8 +370,8 @@ class Mlp(nn.Module):
 
 
 class Dropout(nn.Module):
-  """Dropout of features, the same ones at all positions of a row, as in T5, of
-  a network that is applied with a random key named `dropout`."""
+  """Drops features, the same ones at all positions of a row, as in T5, if the
+  network is applied with a random key named `dropout`."""
 
   rate: float
 

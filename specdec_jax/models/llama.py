@@ -1,9 +1,9 @@
-"""Llama-type decoders (Touvron et al., arXiv 2302.13971): Llama up to 3.2 and
+"""Llama-type decoders (Touvron et al., arXiv 2302.13971): Llama up to 3.2,
 SmolLM2, Mistral, Qwen2 and Qwen3.
 
-Pre-norm layers of grouped-query attention with rotary positions and a gated
-SiLU feed-forward. The cache is an explicit argument and result. Parameters are
-named as T5X names those of a decoder-only model.
+Pre-norm layers with grouped-query attention, rotary positions and a gated SiLU
+feed-forward. The cache is an explicit argument and result. Parameters are named
+as T5X names those of a decoder-only model.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ from specdec_jax.models.networks import Network, Past
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-  """How Llama 3.1 stretches rotary positions to longer contexts.
+  """Llama 3.1's scaling of rotary positions to longer contexts.
 
-  Wavelengths from `original_max_positions / low_freq_factor` on are `factor`
-  times longer, those up to `original_max_positions / high_freq_factor` as they
-  were, and frequencies between the two are interpolated.
+  Wavelengths from `original_max_positions / low_freq_factor` on become `factor`
+  times longer, those up to `original_max_positions / high_freq_factor` stay,
+  and frequencies between the two are interpolated.
   """
 
   factor: float
@@ -65,13 +65,14 @@ class LlamaConfig:
     num_kv_heads: key-value heads; divides `num_heads`.
     mlp_dim: width of the gated feed-forward.
     rope_base: base of the rotary wavelengths.
-    rope_scaling: how they are stretched, or None.
-    max_positions: longest context the model was trained for.
+    rope_scaling: how the wavelengths are scaled, or None.
+    max_positions: the longest context the model was trained for.
     is_tied: whether the logits reuse the token embeddings.
-    has_attention_bias: biases on the query, key and value projections (Qwen2).
-    has_qk_norm: a norm over each head of queries and keys (Qwen3).
-    windows: how many positions each layer attends to, the last ones, 0 for all:
-      those of the first layers, which repeat (Mistral: one number).
+    has_attention_bias: whether query, key and value projections have biases
+      (Qwen2).
+    has_qk_norm: whether each head of queries and keys has a norm (Qwen3).
+    windows: positions that each layer attends to, the last ones; 0 for all. The
+      pattern repeats: (4096, 0) alternates, one number holds for all (Mistral).
     dtype: of activations and cache; norms, softmax and logits are float32.
   """
 
@@ -99,10 +100,10 @@ class LlamaConfig:
 def rope_divisors(
   scaling: RopeScaling, *, base: float, head_dim: int
 ) -> np.ndarray:
-  """What scaling divides each rotary frequency by, float32 `[D / 2]`, highest
-  frequency first."""
-  # A frequency turns so often in the context the model was trained for: the
-  # slow ones, below `low`, are divided by the whole factor, the fast ones kept.
+  """Computes what scaling divides each rotary frequency by, float32 `[D / 2]`,
+  highest frequency first."""
+  # `turns` of each frequency within the original context: slow ones, below
+  # `low`, are divided by the whole factor, fast ones, above `high`, by 1.
   frequencies = base ** -(np.arange(head_dim // 2) / (head_dim // 2))
   turns = scaling.original_max_positions * frequencies / (2 * np.pi)
   low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -113,14 +114,14 @@ def rope_divisors(
 def rotate(
   x: Array, positions: Array, *, base: float, scaling: RopeScaling | None = None
 ) -> Array:
-  """Rotates each head of `[B, H, T, D]` by its position, int32 `[B, T]`, with
-  angles in float32 (Su et al., arXiv 2104.09864; `base` is theta).
+  """Rotates the heads of `[B, H, T, D]` by their positions, int32 `[B, T]`,
+  with angles in float32 (Su et al., arXiv 2104.09864; `base` is theta).
 
   Dimension i is paired with `i + D/2`, the layout of Hugging Face checkpoints;
   GGUF files interleave the pairs and are permuted when they are read.
   """
-  # With D = 4, features 0 and 2 turn by position * 1, and 1 and 3 by position *
-  # base^(-1/2).
+  # With D = 4, dimensions 0 and 2 turn by position * 1, and 1 and 3 by position
+  # * base^(-1/2).
   half = x.shape[-1] // 2
   exponents = jnp.arange(half, dtype=jnp.float32) / half
   frequencies = jnp.power(jnp.float32(base), -exponents)
@@ -136,16 +137,16 @@ def rotate(
   return rotated.astype(x.dtype)
 
 
-# `(queries[B, Hq, T, D], keys[B, H, T, D], values) -> [B, T, Hq * D]`, of the T
-# positions alone, turned by their positions.
+# `(queries[B, Hq, T, D], keys[B, H, T, D], values) -> [B, T, Hq * D]`: attends
+# among the T positions alone; queries and keys are rotated.
 MixFn = Callable[[Array, Array, Array], Array]
 
 
 class SelfAttention(nn.Module):
   """Appends T positions to one layer's cache and attends as `placement` says.
 
-  With `mix`, which training may pass, that function attends instead: there is
-  no cache, and the keys and values returned are those of the T positions.
+  If `mix` is given, as in training, that function attends instead, without a
+  cache; the keys and values returned are then those of the T positions.
   """
 
   config: LlamaConfig
@@ -175,7 +176,7 @@ class SelfAttention(nn.Module):
       scaling=config.rope_scaling,
     )
     out = Dense(config.embed_dim, config.dtype, name='out')
-    # Keys are kept turned: a position never changes.
+    # The cache holds rotated keys, as an entry's position never changes.
     if mix is not None:
       new_keys = turn(new_keys)
       mixed = mix(turn(queries), new_keys, new_values)
@@ -215,12 +216,12 @@ class DecoderLayer(nn.Module):
 
 
 class Llama(nn.Module):
-  """The decoder; its methods are the steps of decoding."""
+  """The whole network; its methods are the steps of decoding."""
 
   config: LlamaConfig
 
   def setup(self):
-    # Names are those of T5X's trees; layers are `layers_0`, `layers_1` ...
+    # Named as in T5X's trees; the layers become `layers_0`, `layers_1` ...
     config = self.config
     sizes = config.vocab_size, config.embed_dim
     self.token_embedder = Embed(*sizes, config.dtype)
@@ -231,17 +232,18 @@ class Llama(nn.Module):
       self.logits_dense = Dense(num_logits(self, config.vocab_size))
 
   def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
-    """No tokens, with room for so many in each row."""
+    """Makes a cache without tokens and with room for `capacity` in each row."""
     layers = self.config.num_layers
     return kv_cache.init(self.config, batch_size, capacity, layers)
 
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None
   ) -> tuple[Array, KVCache]:
-    """Appends int32 `[B, T]`, a run of text unless placed otherwise; the input
-    `[B, T, embed]` of `project`, and the cache."""
+    """Appends int32 `[B, T]` tokens, which continue the text unless `placement`
+    says otherwise, and returns the input `[B, T, embed]` of `project`, and the
+    cache."""
     x = self.token_embedder(tokens)
-    # Windows come on top, layer by layer.
+    # Without windows, which `within` applies layer by layer.
     placement = attention.placed(
       cache.lengths, tokens.shape[1], cache.capacity, placement
     )
@@ -253,7 +255,8 @@ class Llama(nn.Module):
     return networks.through(self, stack, x, cache)
 
   def project(self, x: Array) -> Array:
-    """The last layer's output `[B, T, embed]` to float32 logits `[B, T, V]`."""
+    """Norms the last layer's output `[B, T, embed]` and projects it to float32
+    logits `[B, T, V]`."""
     x = self.decoder_norm(x)
     if self.config.is_tied:
       return self.token_embedder.attend(x)
@@ -262,7 +265,8 @@ class Llama(nn.Module):
 
 
 def network(config: LlamaConfig) -> Network:
-  """A Llama-type decoder; its params are `{'token_embedder': ..., ...}`."""
+  """Makes a Llama-type decoder of these sizes, with what decoding needs to know
+  of it; its params are `{'token_embedder': ..., 'layers_0': ..., ...}`."""
   return Network(
     module=Llama(config), config=config, num_layers=config.num_layers
   )

@@ -1,4 +1,4 @@
-"""The layers of T5, and their sizes; `models.t5` stacks them."""
+"""The layers of T5 and its sizes; `models.t5` stacks the layers."""
 
 import dataclasses
 import functools
@@ -30,22 +30,22 @@ class T5Config:
   """Sizes of a T5.
 
   Attributes:
-    vocab_size: V, the rows of the embedding; T5's 32,100 pieces are padded to
+    vocab_size: V, rows of the embedding; T5's 32,100 pieces are padded to
       32,128.
     embed_dim: width of the residual stream.
     num_encoder_layers: 0 for a decoder-only model.
-    num_heads: H, of every attention, each of `head_dim` D.
+    num_heads: H, heads of every attention, each of width `head_dim`, D.
     mlp_dim: width of the feed-forward.
     mlp_activations: ('gelu', 'linear') in T5 1.1, ('relu',) in T5 1.0.
     is_tied: whether the logits reuse the embeddings, scaled by
       `1 / sqrt(embed_dim)`, as T5 1.0 does.
     relpos_num_buckets: columns of the relative-position table.
     relpos_max_distance: all distances from here on share a bucket.
-    has_layer_relpos: whether each layer has such a table of its own, as in
-      T5X's scalable_t5 and in umT5.
+    has_layer_relpos: whether each layer has its own table, as in T5X's
+      scalable_t5 and in umT5.
     dtype: of activations and cache; norms and logits are float32.
-    has_float32_scores: whether attention's scores and softmax are float32, too.
-      T5X computes them in `dtype` by default, and only the same rounding gives
+    has_float32_scores: whether attention's scores and softmax are float32 too.
+      T5X computes them in `dtype` by default; only the same rounding reproduces
       its tokens in bfloat16.
   """
 
@@ -66,8 +66,8 @@ class T5Config:
   has_float32_scores: bool = True
 
   def __post_init__(self):
-    # An encoder has half of the buckets for each side, and half of those for
-    # exact distances.
+    # An encoder uses half of the buckets for each side, and half of those for
+    # exact distances: of 32 buckets 8.
     fewest = self.relpos_num_buckets // (4 if self.num_encoder_layers else 2)
     most = self.relpos_num_buckets // 2
     if fewest < 1 or most >= self.relpos_max_distance:
@@ -114,7 +114,7 @@ def buckets_by_distance(
 
 
 class RelativePositionBias(nn.Module):
-  """Biases of attention scores by head and distance, which the layers share
+  """Attention biases by head and relative position; all layers share one table
   unless each has its own."""
 
   config: T5Config
@@ -122,7 +122,7 @@ class RelativePositionBias(nn.Module):
 
   @nn.compact
   def __call__(self, query_positions: Array, key_positions: Array) -> Array:
-    """int32 `[B, T]` and `[B, S]` to float32 `[B, H, T, S]`."""
+    """Computes biases float32 `[B, H, T, S]` from int32 positions."""
     num_buckets = self.config.relpos_num_buckets
     limit = self.config.relpos_max_distance
     table = parameter(
@@ -134,8 +134,8 @@ class RelativePositionBias(nn.Module):
     buckets = buckets_by_distance(
       num_buckets, limit, is_bidirectional=self.is_bidirectional
     )
-    # Two look-ups, of which the first is small: from buckets to distances, and
-    # from distances to pairs of positions.
+    # Two look-ups, the first of them small: the bias of each distance, then the
+    # distance of each pair of positions.
     by_distance = jnp.take(table.astype(jnp.float32), buckets, axis=1)
     distances = key_positions[:, None, :] - query_positions[:, :, None]
     if self.is_bidirectional:
@@ -148,16 +148,17 @@ class RelativePositionBias(nn.Module):
 
 
 class Attention(nn.Module):
-  """The four projections of an attention, used in two steps."""
+  """The four projections of an attention, applied in two steps: `keys_values`,
+  whose results can be cached, and the call."""
 
   config: T5Config
 
   def setup(self):
     config = self.config
-    # T5 11b's heads are together wider than its residual stream.
+    # May differ from `embed_dim`: T5 11b has 128 heads of 128 beside 1024.
     width = config.num_heads * config.head_dim
     kernel_init = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
-    # T5 does not scale scores: the factor is in the initial query kernel.
+    # T5 does not scale scores; its initial query kernels have the factor.
     query_init = nn.initializers.variance_scaling(
       1.0 / config.head_dim, 'fan_in', 'normal'
     )
@@ -173,7 +174,7 @@ class Attention(nn.Module):
     self.dropout = Dropout(config.dropout_rate)
 
   def keys_values(self, x: Array) -> tuple[Array, Array]:
-    """Keys and values `[B, H, T, D]` of `[B, T, embed]`."""
+    """Projects `[B, T, embed]` to keys and values `[B, H, T, D]`."""
     if self.is_joined:
       _, keys, values = jnp.split(self.query_key_value(x), 3, axis=-1)
     else:
@@ -190,8 +191,9 @@ class Attention(nn.Module):
     *,
     used_only: bool = False,
   ) -> Array:
-    """`[B, T, embed]` attends to `[B, H, S, D]`; see `attention.attend`."""
-    # Where it is joined, the compiler finds the product of `keys_values`.
+    """Attends from `[B, T, embed]` to keys and values `[B, H, S, D]`; see
+    `attention.attend`."""
+    # If joined, the compiler reuses the product made by `keys_values`.
     queries = (
       jnp.split(self.query_key_value(x), 3, axis=-1)[0]
       if self.is_joined
@@ -212,8 +214,8 @@ class Attention(nn.Module):
     return self.out(mixed)
 
   def _by_head(self, x: Array) -> Array:
-    # For a v5p the compiler would split the product itself into heads, and lay
-    # out each kernel anew for it in every call.
+    # Without the barrier, the compiler for a v5p splits the product itself into
+    # heads, and changes each kernel's layout in every call.
     x = jax.lax.platform_dependent(
       x, tpu=jax.lax.optimization_barrier, default=lambda x: x
     )
@@ -231,10 +233,10 @@ class EncoderLayer(nn.Module):
   def __call__(
     self, x: Array, mask: Array, bias: Array | None, positions: Array
   ) -> Array:
-    """`positions`, of queries and keys, are for a layer whose `bias` is its
-    own, which is None then."""
+    """Applies the layer to `[B, E, embed]`. `bias` is None if the layer has its
+    own table, which then uses the `positions` int32 `[1, E]`."""
     config = self.config
-    # scalable_t5 gives every layer a table, T5 all of them one.
+    # In scalable_t5 every layer has a table, in T5 all layers share one.
     if bias is None:
       table = RelativePositionBias(
         config, is_bidirectional=True, name='relpos_bias'
@@ -276,22 +278,29 @@ class DecoderLayer(nn.Module):
     bias: Array | None,
     cross: Cross | None,
   ) -> tuple[Array, Array, Array]:
-    """`[B, T, embed]` to the same, and the keys and values attended to.
+    """Applies the layer to `[B, T, embed]`.
 
-    New keys and values are appended to `past`; without it, S is T. The bias is
-    `[B or 1, H, T, S]`; None for a layer that has its own, of the positions of
-    `placement`.
+    Args:
+      x: the residual stream, `[B, T, embed]`.
+      past: cached keys and values to append to; None in training, with S = T.
+      placement: positions and mask of the tokens.
+      bias: `[B or 1, H, T, S]`; None if the layer has its own table, which then
+        uses the positions of `placement`.
+      cross: keys, values and mask of the encoder; None without one.
+
+    Returns:
+      The stream, and the keys and values attended to.
     """
     if bias is None:
       bias = self.relpos_bias(placement.positions, placement.key_positions)
-    # Queries see the entries of the cache in place: those of this call are
-    # written first, and the mask hides what is beyond a row's length.
+    # The call's keys and values are written to the cache first; queries then
+    # attend to the cache itself, and the mask hides entries beyond a row's end.
     h = self.pre_self_attention_layer_norm(x)
     keys, values = self.self_attention.keys_values(h)
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    # What is trained has no past, and a gradient.
+    # Training has no past and takes gradients: it attends to all entries.
     has_past = past is not None
     h = self.self_attention(
       h, keys, values, placement.mask, bias, used_only=has_past

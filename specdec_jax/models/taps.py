@@ -1,8 +1,8 @@
 """Language models that keep residual streams beside their cache.
 
-A stream is what enters a layer, counted from 0, so that stream i is what layer
-i - 1 gave; that of the number of layers is what leaves the last one, and `LAST`
-what the logits are made of. `networks.through` offers them.
+Stream i is the input of layer i, counted from 0, and thus the output of layer
+i - 1; with n layers, stream n leaves the last one. `LAST` is the input of
+`project`, of which logits are made. `networks.through` sows the streams.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from specdec_jax.models import kv_cache, networks
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 
-# In place of a layer: the states that `project` takes.
+# In place of a layer's number: the states that `project` takes.
 LAST = -1
 
 
 def check(network: Network, chosen: Sequence[int]) -> None:
-  """Raises ValueError unless the network has these streams; that of layer 0,
-  the embedding, is none."""
+  """Raises ValueError unless the network has these streams. Stream 0, the
+  embedding, is not allowed."""
   for layer in chosen:
     if layer != LAST and not 1 <= layer <= network.num_layers:
       raise ValueError(f'layer {layer} is not one of 1 to {network.num_layers}')
@@ -35,17 +35,17 @@ def check(network: Network, chosen: Sequence[int]) -> None:
 def last_call(
   network: Network, chosen: Sequence[int], *, width: int
 ) -> LanguageModel:
-  """The language model, whose cache is a `FeatureCache`: it keeps the streams
-  of the first `width` tokens of a call, and those of the prompt.
+  """Makes a language model that keeps the streams of the first `width` tokens
+  of a call, and those of the prompt, in a `FeatureCache`.
 
-  Streams of several layers are beside each other, `[B, T, k * embed]`. Those of
-  tokens with a placement are all kept, until `gather` leaves `width` of them.
-  Raises ValueError for a layer that is not there.
+  Streams of k layers are concatenated, `[B, T, k * embed]`. Of tokens with a
+  placement all are kept, until `gather` leaves `width` of them. Raises
+  ValueError for a layer that does not exist.
   """
 
   def begin(target: Any, streams: Array, lengths: Array) -> FeatureCache:
-    # A prompt of 4 tokens: 3 were read, 0 to 2, and features begin at 2. Of one
-    # token nothing was read: they begin at -1, and are zeros.
+    # Of a prompt of 4 tokens, 0 to 2 were read, and features start at 2. Of one
+    # token, none was read: features start at -1 and are zeros.
     last = lengths - 1
     if not streams.shape[1]:
       streams = jnp.pad(streams, ((0, 0), (0, 1), (0, 0)))
@@ -61,7 +61,7 @@ def last_call(
   def keep(
     cache: FeatureCache, streams: Array, placement: Placement | None
   ) -> FeatureCache:
-    # A call may be wider, as a prompt's, or narrower, where nobody drafts.
+    # A call may be wider, as for a prompt, or narrower, if no row drafts.
     if placement is None:
       streams = streams[:, :width]
       missing = width - streams.shape[1]
@@ -79,12 +79,12 @@ def last_call(
 
 @base.value
 class StreamsCache:
-  """A network's cache, and the streams of all that it holds.
+  """A network's cache, and the streams of all positions in it.
 
   Attributes:
-    target: the network's own.
-    streams: uint16 `[B, 1, S, k * embed]`, the bits of bfloat16, in the layout
-      of a cache. CPUs write bits faster, see `kv_cache`.
+    target: the network's own cache.
+    streams: uint16 `[B, 1, S, k * embed]`, bits of bfloat16 in the layout of a
+      cache: CPUs write bits faster, see `kv_cache`.
   """
 
   target: Any
@@ -101,11 +101,11 @@ class StreamsCache:
 
 
 def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
-  """The language model with a `StreamsCache`: it keeps the streams of every
-  position. Raises ValueError for a layer that is not there."""
+  """Makes a language model that keeps the streams of every position, in a
+  `StreamsCache`. Raises ValueError for a layer that does not exist."""
 
   def begin(target: Any, streams: Array, lengths: Array) -> StreamsCache:
-    # The prompt's streams are those of its first call, from entry 0 on.
+    # The prefill is written as a first call, from entry 0 on.
     batch_size, num_tokens, width = streams.shape
     shape = batch_size, 1, target.capacity, width
     cache = StreamsCache(
@@ -118,7 +118,8 @@ def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
     cache: StreamsCache, streams: Array, placement: Placement | None
   ) -> StreamsCache:
     del placement
-    # The lengths are still those before the call.
+    # `keep` runs before the cache is replaced: lengths are those before the
+    # call, where it writes.
     bits = jax.lax.bitcast_convert_type(
       streams.astype(jnp.bfloat16), jnp.uint16
     )
@@ -141,11 +142,11 @@ def _tapped(
   keep: Callable[[Any, Array, Placement | None], Any],
   move: Callable[[Any, Array, Array, int], Any],
 ) -> LanguageModel:
-  """The language model with a cache that has the network's as `target`.
+  """Makes a language model whose cache holds the network's as `target`.
 
-  `begin` makes it of the network's after the prefill, the prompt's streams and
-  its lengths; `keep` takes in the streams of a call, before the network's is
-  replaced; `move` gathers what is kept.
+  `begin` makes that cache from the network's after the prefill, the prompt's
+  streams and its lengths; `keep` stores the streams of a call, before the
+  network's cache is replaced; `move` gathers stored streams.
   """
   run = _with_streams(network, chosen)
 
@@ -184,16 +185,17 @@ def _tapped(
 def _with_streams(
   network: Network, chosen: Sequence[int]
 ) -> Callable[..., tuple[Array, Any, Array]]:
-  """The network's `extend` as `(params, tokens, cache, placement=None) -> (x,
-  cache, streams[B, T, k * embed])`, where `x` is what `project` takes."""
+  """Makes the network's `extend` return streams as well: `(params, tokens,
+  cache, placement=None) -> (x, cache, streams[B, T, k * embed])`, where `x` is
+  what `project` takes."""
   check(network, chosen)
 
   def run(params: Weights, *args: Any) -> tuple[Array, Any, Array]:
-    # Flax returns beside the result what the layers sowed on the way.
+    # With `mutable`, Flax also returns what the layers sowed.
     (x, cache), sown = network.module.apply(
       {'params': params}, *args, method='extend', mutable=networks.TAPS
     )
-    # Paths end in the name and a number: `decoder`, `stream_3`, 0.
+    # A path such as ('decoder', 'stream_3', 0): the name is the last but one.
     by_name: dict[str, Array] = {
       path[-2].key: stream for path, stream in jax.tree.leaves_with_path(sown)
     }

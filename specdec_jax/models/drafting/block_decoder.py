@@ -1,11 +1,11 @@
 """The network of the Spec-Drafter (Xia et al., arXiv 2203.16487): an encoder,
 and a decoder that fills a block of masks in one pass.
 
-The decoder reads `[y_1 .. y_p, mask x k]`, unshifted and in both directions. A
-mask is embedded as a soft copy of the source, learned positions are added anew
-at every layer, and layers are normalised after they are added, all as in the
-paper. Its encoder is a T5's, under T5X's names, so that a target's weights fit:
-the paper's targets and drafters are of BERT's kind throughout.
+The decoder reads `[y_1 .. y_p, mask x k]`, unshifted, and attends in both
+directions. As in the paper, a mask is embedded as a soft copy of the source,
+learned positions are added again at every layer, and norms follow residual
+additions. The encoder is a T5's, under T5X's names, so that a target's weights
+fit, while the paper's targets and drafters are all of BERT's kind.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ class BlockDecoderConfig:
   """Sizes of a Spec-Drafter, named as in `T5Config`.
 
   Attributes:
-    vocab_size: that of the target.
-    num_encoder_layers: cheap: the encoder runs once per decode.
-    num_decoder_layers: costly: the decoder runs once per iteration.
-    max_positions: rows of the position tables, the limit of sources and of
-      texts with their block.
-    mlp_activations: of the encoder, as are relative positions; the decoder's is
+    vocab_size: the target's.
+    num_encoder_layers: cheap, as the encoder runs once per decode.
+    num_decoder_layers: costly, as the decoder runs once per iteration.
+    max_positions: rows of the position tables, which limit sources, and texts
+      with their block.
+    mlp_activations: the encoder's, as are relative positions; the decoder's is
       GELU without a gate.
     dtype: of activations; norms, softmax and logits are float32.
   """
@@ -57,18 +57,18 @@ class BlockDecoderConfig:
 
   @property
   def is_tied(self) -> bool:
-    """Its logits reuse its embeddings, as those of its target do."""
+    """Always true: logits reuse the embeddings."""
     return True
 
 
 @base.value
 class BlockMemory:
-  """What depends on the source alone, computed once per decode.
+  """Everything that depends on the source alone, computed once per decode.
 
   Attributes:
-    copies: `[B, N, embed]`, what a mask at each position is embedded as.
+    copies: `[B, N, embed]`, the embedding of a mask at each position.
     copy_keys_values: `[B, H, N, D]` each, of masks in the first layer.
-    source: of the encoder's output.
+    source: each layer's cross-attention keys and values.
   """
 
   copies: Array
@@ -97,9 +97,9 @@ class BlockLayer(nn.Module):
   def __call__(
     self, queries: Array, keys: Array, values: Array, mask: Array, cross: Cross
   ) -> Array:
-    """`[R, T, embed]` attends to `[R, H, S, D]` under a mask `[R, 1 or T, S]`,
-    and to the source's keys and values under a mask `[B, 1, E]`; R is a
-    multiple of B."""
+    """Applies the layer: `[R, T, embed]` attends to `[R, H, S, D]` under a mask
+    `[R, 1 or T, S]`, and to the source under the mask `[B, 1, E]` in `cross`; R
+    is a multiple of B."""
     h = self.self_attention(queries, keys, values, mask)
     x = self.self_attention_layer_norm(queries + self.dropout(h))
     by_source = x.reshape(len(cross[0]), -1, x.shape[-1])
@@ -128,10 +128,10 @@ class BlockDecoder(nn.Module):
     self.dropout = layers.Dropout(config.dropout_rate)
 
   def encode(self, encoder_tokens: Array, num_positions: int) -> BlockMemory:
-    """int32 `[B, E]`, 0 where padded, and room for texts of N positions;
-    ValueError if E or N exceeds `max_positions`."""
+    """Encodes a source int32 `[B, E]`, 0 where padded, for texts of up to N =
+    `num_positions`. Raises ValueError if E or N exceeds `max_positions`."""
     source_len, limit = encoder_tokens.shape[1], self.config.max_positions
-    # Positions are learned, so that there are no more than were trained.
+    # Positions are learned: there are no more than the table has rows.
     if max(source_len, num_positions) > limit:
       raise ValueError(
         f'{source_len} source and {num_positions} text positions exceed the '
@@ -141,7 +141,7 @@ class BlockDecoder(nn.Module):
     embedded = self.token_embedder(encoder_tokens)
     encoded = self.encoder(embedded, source_mask[:, None])
     source = kv_cache.crossed(self.layers, encoded, source_mask)
-    # A mask knows its place and, softly, what stands in the source there.
+    # A mask's embedding knows its position and, softly, the source there.
     copies = self._copies(embedded, source_mask, num_positions)
     copies = self.dropout(copies)
     keys_values = self._text_keys_values(copies)
@@ -158,19 +158,22 @@ class BlockDecoder(nn.Module):
     *,
     width: int,
   ) -> Array:
-    """What `project` takes, of C blocks of each text, which do not see each
-    other: positions from `starts[b, c]` on. In training, the random key named
-    `dropout` is that of `encode`, for the same dropout of tokens and masks.
+    """Computes the hidden states of C blocks of each text, which do not see
+    each other. In training, use the random key named `dropout` that `encode`
+    had, so that tokens and masks have the same dropout.
 
     Args:
       tokens: int32 `[B, N]`; only known ones are read.
       is_known: bool `[B, C, N]`: the prefix, and the revealed part of a block.
-      starts: int32 `[B, C]`.
-      memory: of `encode`, with room for N positions at least.
-      width: at most N.
+      starts: int32 `[B, C]`, the first position of each block.
+      memory: from `encode`, with room for N positions at least.
+      width: positions of a block, at most N.
 
     Returns:
-      `[B, C, width, embed]`; ValueError if the memory has less room.
+      `[B, C, width, embed]`, the input of `project`.
+
+    Raises:
+      ValueError: if the memory has less room.
     """
     (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
     if num_positions > (room := memory.copies.shape[1]):
@@ -183,7 +186,8 @@ class BlockDecoder(nn.Module):
     by_block = lambda x: x.reshape(num_texts * num_blocks, -1, x.shape[-1])
     block = arrays.block_positions(starts.reshape(-1), width)
     ends = starts.reshape(-1) + width
-    # The block's own places, but for what was revealed of it in training.
+    # The block's own positions, except those revealed in training: start 2,
+    # width 3, with position 2 revealed, masks 3 and 4.
     is_masked = arrays.is_within(ends, num_positions).reshape(is_known.shape)
     is_masked &= ~is_known
     embedded = self.dropout(self.token_embedder(tokens))
@@ -192,10 +196,10 @@ class BlockDecoder(nn.Module):
     x = jnp.where(is_known[..., None], embedded[:, None], copies[:, None])
     x = by_block(x)
     for i, layer in enumerate(self.layers):
-      # Positions are added anew at every layer, as in the paper.
+      # Positions are added again at every layer, as in the paper.
       x = queries = x + positions
       if i + 1 == len(self.layers):
-        # The last layer's outputs at the prefix are unused.
+        # The last layer's outputs at the prefix would not be used.
         queries = jnp.take_along_axis(x, block[..., None], axis=1, mode='clip')
       if i == 0:
         keys, values = self._first_keys_values(embedded, memory)
@@ -210,16 +214,17 @@ class BlockDecoder(nn.Module):
     return x.reshape(num_texts, num_blocks, width, -1)
 
   def project(self, x: Array) -> Array:
-    """Hidden states `[B, T, embed]` to float32 logits `[B, T, V]`."""
+    """Projects hidden states `[B, T, embed]` to float32 logits `[B, T, V]`."""
     logits = self.token_embedder.attend(x) * self.config.embed_dim**-0.5
     return rules.constrain(logits, 'batch', 'length', 'vocab')
 
   def _first_keys_values(
     self, embedded: Array, memory: BlockMemory
   ) -> tuple[Array, Array]:
-    """Keys and values of the first layer, `[B, H, 2 N, D]`, for all blocks."""
-    # They do not depend on the block: of each position there are two, of its
-    # token and of a mask, and a block's attention mask shows one of them.
+    """Computes the first layer's keys and values for all blocks, `[B, H, 2 N,
+    D]`."""
+    # They do not depend on the block: each position has two, as a token and as
+    # a mask, and a block's attention mask shows one of them.
     known, masked = self._text_keys_values(embedded), memory.copy_keys_values
     num_positions = embedded.shape[1]
     keys, values = (
@@ -229,7 +234,7 @@ class BlockDecoder(nn.Module):
     return keys, values
 
   def _text_keys_values(self, x: Array) -> tuple[Array, Array]:
-    """Keys and values of the first layer, of embeddings `[B, N, embed]`."""
+    """Computes the first layer's keys and values of `[B, N, embed]`."""
     x = x + self.decoder_positions(_ids(x.shape[1]))
     return self.layers[0].self_attention.keys_values(x)
 
@@ -271,20 +276,20 @@ class BlockDecoder(nn.Module):
 
 
 def _ids(count: int) -> Array:
-  """Position ids `[1, count]`."""
+  """Makes position ids `[1, count]`."""
   return jnp.arange(count, dtype=jnp.int32)[None]
 
 
 def encoder_config(config: BlockDecoderConfig) -> T5Config:
-  """The T5 whose encoder a drafter has."""
-  # All fields but one have a T5's names.
+  """Makes the sizes of a T5 with the drafter's encoder."""
+  # All fields but one have the names of `T5Config`.
   sizes = dataclasses.asdict(config)
   del sizes['max_positions']
   return T5Config(**sizes)
 
 
 def init_params(config: BlockDecoderConfig, rng_key: Array) -> layers.Weights:
-  """Fresh float32 parameters."""
+  """Initialises float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   return BlockDecoder(config).init(
     rng_key, tokens, tokens, tokens > 0, tokens[0], width=1
@@ -292,8 +297,9 @@ def init_params(config: BlockDecoderConfig, rng_key: Array) -> layers.Weights:
 
 
 def block_model(config: BlockDecoderConfig) -> BlockModel:
-  """The network of a Spec-Drafter; its params are those of `BlockDecoder`. A
-  text and block that exceed its positions raise ValueError while tracing."""
+  """Makes the functions of a Spec-Drafter; its params are those of
+  `BlockDecoder`. They raise ValueError while tracing if a text and its block
+  exceed `max_positions`."""
   apply = layers.applied(BlockDecoder(config))
 
   def init(params, encoder_tokens: Array, num_positions: int) -> BlockMemory:
@@ -303,7 +309,7 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
   def predict(
     params, tokens: Array, lengths: Array, memory: BlockMemory, width: int
   ) -> Array:
-    # All of the prefix is known, and the block behind it masked.
+    # The whole prefix is known, and the block behind it is masked.
     is_known = arrays.is_within(lengths, tokens.shape[1])
     args = params, tokens, is_known[:, None], lengths[:, None], memory
     x = apply(*args, width=width, method=BlockDecoder.hidden)
@@ -315,6 +321,6 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
 def bind(
   network: Network | None, config: BlockDecoderConfig, *, width: int
 ) -> Bound:
-  """The network, for `drafters.spec_drafter`; it reads nothing of a target."""
+  """Makes the network for `drafters.spec_drafter`, which reads no target."""
   del network, width
   return Bound(model=block_model(config))

@@ -1,10 +1,10 @@
 """The network of an EAGLE-3 drafter (Li et al., arXiv 2503.01840).
 
-One decoder layer that drafts from the target's own computation. `join` makes a
-hidden state of several of the target's residual streams at a position. The
-layer takes it with the embedding of the token at the *next* position; what it
-gives is projected to the logits of the token after that, and is the hidden
-state of the next drafted position, where the target has computed nothing yet.
+One decoder layer that drafts from the target's own computation. `join` maps
+several of the target's residual streams at a position to a hidden state. The
+layer combines it with the embedding of the token at the *next* position. Its
+output is projected to the logits of the token after that, and serves as the
+hidden state of the next drafted position, for which the target has none yet.
 """
 
 import dataclasses
@@ -39,31 +39,30 @@ from specdec_jax.models.llama import (
 from specdec_jax.models.networks import Bound, Network
 
 _NUM_DEFAULT_FEATURES = 3
-# A norm is made for each; no drafter has as many.
+# A limit for sizes in files, as each has a norm; no known drafter has as many.
 _MAX_FEATURES = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleConfig:
-  """Sizes of an EAGLE-3 network, and where its norms are; see `LlamaConfig` as
-  well.
+  """Sizes of an EAGLE-3 network, and where its norms are. `LlamaConfig` has the
+  other attributes.
 
   Attributes:
-    vocab_size: of the target.
-    draft_vocab_size: tokens that can be drafted.
+    vocab_size: the target's.
+    draft_vocab_size: number of tokens that can be drafted.
     embed_dim: width of the hidden state and of the token embeddings.
     target_embed_dim: width of the target's residual stream.
-    feature_layers: the target's layers, counted from 0, whose *input* is read,
-      in ascending order; the number of layers stands for the last one's output.
-      Empty: layers 2, n // 2 and n - 3 of a target of n.
+    feature_layers: the target's layers whose *input* is read, counted from 0,
+      ascending; with n layers, n stands for the output of the last. Empty means
+      2, n // 2 and n - 3.
     norm_before_residual: whether the layer's residual is the normed hidden
-      state, instead of the hidden state itself.
-    norm_before_fc: one norm over all features together, before they are joined.
-    fc_norm: a norm of each feature; not with `norm_before_fc`.
-    norm_before_logits: whether the last norm comes before the projection.
-    norm_before_next: whether the normed state is also that of the next drafted
-      position.
-    has_embedding: token embeddings of its own, instead of the target's.
+      state instead of the hidden state itself.
+    norm_before_fc: whether all features have one norm before they are joined.
+    fc_norm: whether each feature has its own norm; excludes `norm_before_fc`.
+    norm_before_logits: whether the last norm precedes the projection.
+    norm_before_next: whether the next drafted position gets the normed state.
+    has_embedding: whether it has token embeddings instead of the target's.
   """
 
   vocab_size: int
@@ -94,7 +93,7 @@ class EagleConfig:
         f'draft_vocab_size {self.draft_vocab_size} should be 1 to vocab_size '
         f'{self.vocab_size}'
       )
-    # Two ways to norm the same features, of two trainers.
+    # Two trainers norm the same features in these two ways.
     if self.norm_before_fc and self.fc_norm:
       raise ValueError('norm_before_fc and fc_norm exclude each other: set one')
     if self.norm_before_next and not self.norm_before_logits:
@@ -111,11 +110,11 @@ class EagleConfig:
 
   @property
   def num_features(self) -> int:
-    """How many residual streams `join` reads."""
+    """The number of residual streams that `join` reads."""
     return len(self.feature_layers) or _NUM_DEFAULT_FEATURES
 
   def layer(self) -> LlamaConfig:
-    """The sizes of the layer, as a Llama's."""
+    """Makes the sizes of the layer as those of a Llama with one layer."""
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     shared = {key: x for key, x in vars(self).items() if key in names}
     return LlamaConfig(num_layers=1, **shared)
@@ -131,8 +130,8 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 
 def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
-  """The layers of a target of `num_layers` whose inputs are features; raises
-  ValueError if it has too few for the usual ones."""
+  """Lists the layers, in a target of `num_layers`, whose inputs are features;
+  raises ValueError if it has too few for the default ones."""
   # Of a target of 30 layers: 2, 15 and 27, early, middle and late.
   layers = config.feature_layers or (2, num_layers // 2, num_layers - 3)
   _check_ascending(layers)
@@ -142,7 +141,7 @@ def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
 class Eagle(nn.Module):
   """The network; `init_params` makes its parameters.
 
-  They include `target_ids`, int32 `[V_draft]`: the target's token of each token
+  They include `target_ids`, int32 `[V_draft]`: the target's id of each token
   that can be drafted.
   """
 
@@ -174,17 +173,17 @@ class Eagle(nn.Module):
     )
 
   def embed(self, tokens: Array) -> Array:
-    """int32 `[B, T]` to the network's own embeddings `[B, T, embed]`; for one
-    that has them."""
+    """Looks up int32 `[B, T]` in the network's own embeddings, if it has them:
+    `[B, T, embed]`."""
     return self.token_embedder(tokens)
 
   def join(self, features: Array) -> Array:
-    """The target's streams `[B, T, k * target_embed]`, those of lower layers
-    first, to hidden states `[B, T, embed]`."""
+    """Maps the target's streams `[B, T, k * target_embed]`, lower layers first,
+    to hidden states `[B, T, embed]`."""
     config = self.config
     if config.norm_before_fc:
       features = self.features_norm(features)
-    # Features of k layers are side by side, each of them as wide as the target.
+    # The last axis holds k features, each as wide as the target's stream.
     if config.fc_norm:
       parts = jnp.split(features, config.num_features, axis=-1)
       normed = [
@@ -206,20 +205,23 @@ class Eagle(nn.Module):
     """Appends T positions to the cache and attends to all of it.
 
     Args:
-      embeddings: `[B, T, embed]` of the token *after* each position.
-      hidden: `[B, T, embed]` of each position: of `join`, or of this function
-        one position before.
-      keys: `[B, KV, S, D]`, as `values`; of each row, `lengths[B]` count.
-      mix: attention of another kind, for training; see `SelfAttention`.
-      placement: of positions that are no run of text, as those of a tree.
+      embeddings: `[B, T, embed]`, of the token *after* each position.
+      hidden: `[B, T, embed]`, of each position: from `join`, or what this
+        function returned for the position before.
+      keys: `[B, KV, S, D]`, the cache.
+      values: `[B, KV, S, D]`, likewise.
+      lengths: int32 `[B]`, how many entries of each row count.
+      mix: another attention, for training; see `SelfAttention`.
+      placement: positions and mask of tokens that do not continue the text, as
+        those of a tree.
 
     Returns:
-      the hidden states of the T positions that follow, `[B, T, embed]`, which
+      The hidden states of the following T positions, `[B, T, embed]`, which
       `project` takes; keys; values.
     """
     # The layer's input is twice as wide: [embedding after, hidden state].
     config = self.config
-    # Where the residual begins is one of the ways in which trainers differ.
+    # Trainers differ in whether the residual starts before or after the norm.
     normed = self.hidden_layer_norm(hidden)
     x = normed if config.norm_before_residual else hidden
     both = jnp.concatenate([self.embedding_layer_norm(embeddings), normed], -1)
@@ -229,7 +231,7 @@ class Eagle(nn.Module):
     h, keys, values = self.self_attention(
       both, keys, values, lengths, placement, mix
     )
-    # A Llama's layer from here on.
+    # From here on as in a Llama's layer.
     x = x + h
     x = x + self.mlp(self.pre_mlp_layer_norm(x))
     if config.norm_before_next:
@@ -237,8 +239,8 @@ class Eagle(nn.Module):
     return x, keys, values
 
   def project(self, hidden: Array) -> Array:
-    """Hidden states that the layer gave, `[B, T, embed]`, to float32 logits
-    `[B, T, V_draft]`: those of `target_ids`."""
+    """Projects the layer's hidden states `[B, T, embed]` to float32 logits `[B,
+    T, V_draft]`, of the tokens `target_ids`."""
     config = self.config
     if config.norm_before_logits and not config.norm_before_next:
       hidden = self.decoder_norm(hidden)
@@ -246,10 +248,10 @@ class Eagle(nn.Module):
 
 
 def init_params(config: EagleConfig, rng_key: Array) -> Weights:
-  """Fresh float32 parameters, of which the first tokens can be drafted."""
+  """Initialises float32 parameters; `target_ids` are the first token ids."""
 
   def use_all(network: Eagle) -> Array:
-    # Flax makes a parameter where it is first used: all methods are called.
+    # Flax makes a parameter where it is first used, so all methods are called.
     features = jnp.zeros((1, 1, config.num_features * config.target_embed_dim))
     hidden = network.join(features)
     embeddings = jnp.zeros((1, 1, config.embed_dim))
@@ -283,13 +285,14 @@ def check_params(config: EagleConfig, params: Weights) -> None:
 
 
 def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
-  """A target that keeps what the network reads, at the first `width` tokens of
-  a call, and the network, for `drafters.eagle`.
+  """Binds the network to a target, for `drafters.eagle`; the target then keeps
+  what the network reads at the first `width` tokens of a call.
 
-  The network's params are `{'eagle': ..., 'token_embedder': ...}`: its own, and
-  the token embeddings, which are the target's unless it has its own. Its logits
-  are those of the target's vocabulary: -inf for tokens that cannot be drafted.
-  ValueError if the target keeps no streams, or is of another width or depth.
+  The drafter's params are `{'eagle': ..., 'token_embedder': ...}`: the
+  network's, and the token embeddings, the target's unless the network has its
+  own. Logits are of the target's vocabulary, -inf for tokens that cannot be
+  drafted. Raises ValueError if the target keeps no streams, or its width or its
+  number of layers does not fit.
   """
   target = networks.tapped(network)
   # Its streams are what the network was trained on.
@@ -318,7 +321,7 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
 
 
 def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
-  """The network as functions, with logits of `vocab_size` tokens."""
+  """Makes the functions of the network, with logits of `vocab_size` tokens."""
   apply = applied(Eagle(config))
 
   def init(params: Weights, batch_size: int, max_len: int) -> KVCache:
@@ -350,7 +353,7 @@ def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
     if at is not None:
       hidden = arrays.read_block(hidden, at, 1)
     drafted = apply(params['eagle'], hidden, method=Eagle.project)
-    # Drafted token i is the target's `target_ids[i]`.
+    # Logit i is that of the target's token `target_ids[i]`.
     ids = params['eagle']['target_ids']
     logits = spread(drafted, ids, vocab_size)
     lengths = cache.lengths + tokens.shape[1]

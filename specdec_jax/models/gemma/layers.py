@@ -1,8 +1,8 @@
 """The layers of Gemma 2, Gemma 3 and T5Gemma, and their sizes.
 
-Gemma Team, arXiv 2408.00118 and 2503.19786; Zhang et al., arXiv 2504.06225. All
-parts of a layer have a norm before and one after, feed-forwards are gated by
-GELU, and some layers attend to a window of the text alone.
+Gemma Team, arXiv 2408.00118 and 2503.19786; Zhang et al., arXiv 2504.06225.
+Every part of a layer has a norm before and one after it, feed-forwards are
+gated by GELU, and some layers attend to a window of the text only.
 """
 
 import dataclasses
@@ -29,17 +29,17 @@ from specdec_jax.sharding import rules
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GemmaConfig:
-  """Sizes of a Gemma 2 or 3, or of one stack of a T5Gemma; see `LlamaConfig` as
-  well.
+  """Sizes of a Gemma 2 or 3, or of one stack of a T5Gemma. `LlamaConfig` has
+  the other attributes.
 
   Attributes:
-    query_pre_attn_scalar: attention's scores are divided by its square root.
+    query_pre_attn_scalar: attention scores are divided by its square root.
     attention_softcap: bounds scores, see `attention.softcapped`; 0 for none.
-    logits_softcap: likewise of the logits.
+    logits_softcap: bounds logits likewise; 0 for none.
     rope_base: base of the rotary wavelengths in layers without a window.
-    rope_factor: by which positions are divided in these.
+    rope_factor: positions are divided by it in layers without a window.
     local_rope_base: base of the wavelengths in layers with a window.
-    is_tied: that the logits reuse the token embeddings, as all Gemmas do.
+    is_tied: whether the logits reuse the token embeddings; always true.
   """
 
   vocab_size: int
@@ -71,7 +71,7 @@ class GemmaConfig:
 
 
 class Norm(nn.Module):
-  """Root-mean-square norm in float32, times `1 + scale`, and rounded then."""
+  """Root-mean-square norm, scaled by `1 + scale` in float32, then rounded."""
 
   epsilon: float
   dtype: jnp.dtype
@@ -79,7 +79,7 @@ class Norm(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     zeros = nn.initializers.zeros_init()
-    # Trained around 0, so that weight decay draws the factor to 1.
+    # `scale` starts at 0, so that weight decay pulls the factor towards 1.
     scale = parameter(self, 'scale', zeros, (x.shape[-1],)).astype(jnp.float32)
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
@@ -97,14 +97,14 @@ def embed(config: GemmaConfig, **name: Any) -> Embed:
 
 
 def scaled(config: GemmaConfig, embedded: Array) -> Array:
-  """Embeddings `[B, T, embed]` times the root of their width, which is rounded
-  to their dtype as in training."""
+  """Scales embeddings `[B, T, embed]` by the root of their width, rounded to
+  their dtype as in training."""
   scale = jnp.asarray(config.embed_dim**0.5, config.dtype)
   return rules.constrain(embedded * scale, 'batch', 'length', 'embed')
 
 
 class SelfAttention(nn.Module):
-  """Attention of a layer to its own text, with rotary positions."""
+  """Self-attention with rotary positions, within a window unless it is 0."""
 
   config: GemmaConfig
   window: int
@@ -113,20 +113,20 @@ class SelfAttention(nn.Module):
   def __call__(
     self, x: Array, past: Past | None, positions: Array, mask: Array
   ) -> tuple[Array, Array, Array]:
-    """`[B, T, embed]` at int32 positions `[B or 1, T]`, and the keys and values
-    attended to; see `Layer`."""
+    """Mixes `[B, T, embed]`, at int32 positions `[B or 1, T]`; also returns the
+    keys and values attended to. See `Layer`."""
     config = self.config
     queries, keys, values = map(_placed, query_key_value(self, x, config))
     if config.has_qk_norm:
       queries = norm(config, name='query_norm')(queries)
       keys = norm(config, name='key_norm')(keys)
-    # Gemma 3: a layer with a window turns faster, and one without was stretched
-    # to long contexts by dividing its positions.
+    # Gemma 3: layers with a window have a smaller base, and those without were
+    # extended to long contexts by dividing positions.
     base = config.local_rope_base if self.window else config.rope_base
     if not self.window:
       positions = positions.astype(jnp.float32) / config.rope_factor
     turn = functools.partial(llama.rotate, positions=positions, base=base)
-    # Keys are kept turned: a position never changes.
+    # The cache holds rotated keys, as an entry's position never changes.
     queries, keys = turn(queries), turn(keys)
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
@@ -137,7 +137,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-  """Attention of a decoder's layer to an encoder, without positions."""
+  """Attention of a decoder layer to the encoder, without positions."""
 
   config: GemmaConfig
 
@@ -150,7 +150,8 @@ class CrossAttention(nn.Module):
     self.out = dense(config.embed_dim)
 
   def keys_values(self, encoded: Array) -> tuple[Array, Array]:
-    """Keys and values `[B, H, E, D]` of `[B, E, encoder's embed]`."""
+    """Projects the encoder's output `[B, E, embed]` to keys and values `[B, H,
+    E, D]`; `embed` is the encoder's."""
     keys, values = self.key(encoded), self.value(encoded)
     return _by_head(self.config, keys), _by_head(self.config, values)
 
@@ -163,11 +164,12 @@ class CrossAttention(nn.Module):
 
 
 class Layer(nn.Module):
-  """One layer; every part adds to the stream between two norms.
+  """One layer; each part f adds `post(f(pre(x)))` to the stream.
 
   Attributes:
-    window: the positions that it attends to, 0 for all.
-    has_cross: whether it attends to an encoder, too.
+    config: sizes of the stack.
+    window: positions that the layer attends to, the last ones; 0 for all.
+    has_cross: whether it also attends to an encoder.
   """
 
   config: GemmaConfig
@@ -195,10 +197,17 @@ class Layer(nn.Module):
     mask: Array,
     cross: Cross | None = None,
   ) -> tuple[Array, Array, Array]:
-    """`[B, T, embed]` to the same, and the keys and values attended to.
+    """Applies the layer.
 
-    New keys and values are appended to `past`; without it, S is T. Positions
-    are int32 `[B or 1, T]`, the mask is bool `[B, T or 1, S]`.
+    Args:
+      x: the residual stream, `[B, T, embed]`.
+      past: cached keys and values to append to; without, S = T.
+      positions: int32 `[B or 1, T]`.
+      mask: bool `[B, T or 1, S]`, with the window applied.
+      cross: keys, values and mask of the encoder; None without one.
+
+    Returns:
+      The stream, and the keys and values attended to.
     """
     # Each part is normed before and after: x + post(f(pre(x))).
     h = self.pre_self_attention_layer_norm(x)
