@@ -81,6 +81,8 @@ def infer(
     )
     if dry_run:
       return strategies.show_footprint(outline(is_dry_run=True))
+    if not output_dir:
+      raise ValueError('INFER_OUTPUT_DIR is empty: name a folder for results')
     # The task is quickly found; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)

@@ -715,6 +715,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
     ([f'--profile={__file__}'], {}, [__file__, 'name a folder']),
     (['--gin.DTYPE'], {}, ['--gin.DTYPE=VALUE']),
+    ((), {'INFER_OUTPUT_DIR': "''"}, ['INFER_OUTPUT_DIR is empty']),
     (['--process_count=2'], {}, ['--process_index']),
     (['--coordinator_address=here'], {}, ['HOST:PORT']),
   ],
