@@ -133,6 +133,7 @@ def find(
   one of SeqIO is to be chat;
   ImportError if seqio is needed and not installed.
   """
+  metric_fns = metric_fns or {}
   if Path(name).suffix in SUFFIXES:
     path = user_path(name)
     if not path.is_file():
@@ -141,15 +142,19 @@ def find(
       raise ValueError(f'settings_fields are of a .jsonl, and {path} is none')
     fields = inputs_field, targets_field, settings_fields
     read = functools.partial(_read_file, path, fields, prefix, chat, system)
-    judges = tuple((metric_fns or {}).values())
-    task = Task(name=path.stem, read=read, metric_fns=judges)
-    return dataclasses.replace(task, has_settings=bool(settings_fields))
-  if chat or system is not None:
+    name, judges = path.stem, tuple(metric_fns.values())
+  elif chat or system is not None:
     raise ValueError(f'chat and system are for files, and {name!r} is none')
-  task = _seqio_task(
-    name, split, data_dir, settings_fields, lengths, metric_fns or {}
+  else:
+    source = _seqio_source(name, split, data_dir, metric_fns)
+    judges = tuple(getattr(source, 'metric_fns', ()))
+    read = functools.partial(
+      _read_seqio, source, split, settings_fields, lengths
+    )
+  has_settings = bool(settings_fields)
+  return Task(
+    name=name, read=read, metric_fns=judges, has_settings=has_settings
   )
-  return dataclasses.replace(task, has_settings=bool(settings_fields))
 
 
 def _read_file(
@@ -161,8 +166,9 @@ def _read_file(
 ) -> Iterator[Example]:
   """Yields the examples of a file; columns are inputs, tab, targets."""
   begin = [] if system is None else [{'role': 'system', 'content': system}]
-  example = None
+  is_empty = True
   for inputs, targets, settings in _read_lines(path, *fields):
+    is_empty = False
     if isinstance(inputs, str):
       if begin and not chat:
         raise ValueError('system is for chat, and for lines with "messages"')
@@ -172,11 +178,10 @@ def _read_file(
     else:
       found = Dialogue([*begin, *inputs.messages], inputs.tools)
       text = str(found)
-    example = Example(
+    yield Example(
       inputs=text, targets=targets, dialogue=found, settings=settings
     )
-    yield example
-  if example is None:
+  if is_empty:
     raise ValueError(f'{path} holds no example')
 
 
@@ -213,15 +218,13 @@ def _settings_of(record: Mapping[str, Any], names: Sequence[str]) -> str:
   return json.dumps(own, default=plain)
 
 
-def _seqio_task(
+def _seqio_source(
   name: str,
   split: str | None,
   data_dir: str | None,
-  settings_fields: Sequence[str],
-  lengths: Mapping[str, int] | None,
   metric_fns: Mapping[str, MetricFn],
-) -> Task:
-  """Finds a task of SeqIO's registry, after `KNOWN` are in it."""
+) -> Any:
+  """Finds a task or mixture of SeqIO's registry, after `KNOWN` are in it."""
   path = f'a path that ends in {", ".join(SUFFIXES)}'
   try:
     seqio = _import_seqio()
@@ -247,13 +250,7 @@ def _seqio_task(
     raise ValueError(
       f'task {name} has no split {split!r}; it has {", ".join(source.splits)}'
     )
-  return Task(
-    name=name,
-    read=functools.partial(
-      _read_seqio, source, split, settings_fields, lengths
-    ),
-    metric_fns=tuple(getattr(source, 'metric_fns', ())),
-  )
+  return source
 
 
 def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
