@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
+from specdec_jax.files.require import require
+
 _Result = TypeVar('_Result')
 # The name of threads that a process which fails does not wait for.
 THREAD = 'specdec'
@@ -41,14 +43,14 @@ def say(sentence: str) -> None:
 
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
   """Returns a `rich` console; `color` is 'auto', 'always' or 'never'."""
-  from rich.console import Console
-
+  purpose = 'output in a terminal'
+  rich = require('rich.console', extra='models', purpose=purpose)
   settings: dict[str, Any] = {
     'auto': {'highlight': False},
     'always': {'force_terminal': True, 'color_system': 'standard'},
     'never': {'highlight': False, 'no_color': True},
   }
-  return Console(stderr=is_stderr, **settings[color])
+  return rich.Console(stderr=is_stderr, **settings[color])
 
 
 def _period() -> float:

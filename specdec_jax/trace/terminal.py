@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
-from specdec_jax.files.require import require
+from specdec_jax.launch import progress
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -51,7 +51,7 @@ def show(
   with all that was drafted, 'flow' running text with the first rejected token
   of each. ImportError without rich.
   """
-  console = console or _console()
+  console = console or progress.console()
   has_marks = _needs_marks(console)
   # Text is text, not markup, numbers and emoji codes.
   say = functools.partial(
@@ -83,7 +83,7 @@ def streamer(
   """Makes a function that prints iteration records of one row as they come, but
   for `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
   elsewhere the committed text alone, as it is."""
-  console = console or _console()
+  console = console or progress.console()
   has_marks = _needs_marks(console)
 
   def show_record(record: Record) -> None:
@@ -114,12 +114,6 @@ def legend(
       text.append('  ' if text else '')
       _append(text, verdict, verdict, has_marks)
   return text
-
-
-def _console() -> 'Console':
-  purpose = 'a trace in the terminal'
-  rich = require('rich.console', extra='models', purpose=purpose)
-  return rich.Console(highlight=False)
 
 
 def _text(text: str = '', style: str = '') -> 'Text':
