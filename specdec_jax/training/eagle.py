@@ -45,13 +45,6 @@ class TargetHead:
   norm: Array
 
 
-def read_head(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, TargetHead]:
-  """Reads sizes and head of a Llama-type target, as `--model` takes it;
-  ValueError for another model."""
-  config, params = read_target(target, dtype)
-  return config, head_of(config, params)
-
-
 def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, ArrayTree]:
   """Reads sizes and params of a Llama-type target; as `read_head`."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
@@ -255,7 +248,8 @@ def eagle_loss(
   `coverage`, the target's mass on the tokens that can be drafted. `target` is
   whose texts these are, as `--model` takes it.
   """
-  target_config, head = read_head(target, config.dtype)
+  target_config, target_params = read_target(target, config.dtype)
+  head = head_of(target_config, target_params)
   sums_of = functools.partial(
     _loss_sums, config, decay=decay, sharpness=sharpness
   )

@@ -10,13 +10,7 @@ from specdec_jax.data import written_texts
 from specdec_jax.models.drafting import eagle
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.training.eagle import (
-  HEAD_DIGEST,
-  head_digest,
-  head_of,
-  read_head,
-  read_target,
-)
+from specdec_jax.training import eagle as training
 from specdec_jax.training.losses import ArrayTree
 
 # Of a norm's scale that is undone, and of the drawn weights of all features but
@@ -43,7 +37,7 @@ def eagle_config(
   drafted position. ValueError if the last stream is another, or another target
   wrote the texts.
   """
-  config, head = read_head(target, jnp.float32)
+  config, params = training.read_target(target, jnp.float32)
   description = written_texts.load_description(texts)
   layers = description.counts('layers', [])
   if len(layers) < 2 or layers[-1] != config.num_layers:
@@ -52,9 +46,9 @@ def eagle_config(
       f'needs some and the last output: give specdec data write --layers, '
       f'and {config.num_layers} as the last of them'
     )
-  own = head_digest(head)
+  own = training.head_digest(training.head_of(config, params))
   # Earlier versions wrote none.
-  if description.text(HEAD_DIGEST, own) != own:
+  if description.text(training.HEAD_DIGEST, own) != own:
     raise ValueError(
       f'{texts} was written by another model than {target}: by '
       f'{description.text("model", "one")}, with other logits'
@@ -105,7 +99,7 @@ def eagle_params(
     f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
     flush=True,
   )
-  found, params = read_target(target, jnp.float32)
+  found, params = training.read_target(target, jnp.float32)
   return begun(config, rng_key, found, params, jnp.asarray(ids, jnp.int32))
 
 
@@ -118,7 +112,7 @@ def begun(
 ) -> ArrayTree:
   """Does what `eagle_params` does, for a target that is read and `target_ids`
   `[V_draft]`, the tokens that can be drafted."""
-  head = head_of(target_config, target_params)
+  head = training.head_of(target_config, target_params)
   scale_of = functools.partial(_norm_scale, target_config, target_params)
   params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
   params['target_ids'] = target_ids

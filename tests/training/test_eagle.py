@@ -348,7 +348,8 @@ def test_the_loss_of_a_batch_is_that_of_its_positions(texts):
   """One by one: where drafting may begin, how far it stays in its text, and
   what the target says there."""
   target = str(texts / 'model')
-  found_config, head = eagle.read_head(target, jnp.float32)
+  found_config, target_params = eagle.read_target(target, jnp.float32)
+  head = eagle.head_of(found_config, target_params)
   config = eagle_start.eagle_config(
     target=target, texts=str(texts / 'texts'), draft_vocab_size=64
   )
