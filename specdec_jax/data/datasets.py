@@ -80,10 +80,7 @@ def from_token_files(
   found = token_files.find_vocabulary(folders)
   train = [token_files.load(path / 'train.npz') for path in folders]
   if max_examples is not None:
-    train = [
-      token_files.take(tokens, range(min(max_examples, len(tokens))))
-      for tokens in train
-    ]
+    train = [token_files.take(x, range(len(x))[:max_examples]) for x in train]
   held_out = [path / 'validation.npz' for path in folders]
   validation = [token_files.load(path) for path in held_out if path.is_file()]
   return from_tokens(

@@ -19,9 +19,9 @@ import numpy as np
 
 from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data import datasets, token_files, training_batches
+from specdec_jax.data import datasets, token_files
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.data.training_batches import Group, Rows
+from specdec_jax.data.training_batches import Rows
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import local_path
 from specdec_jax.launch import agreement
@@ -188,7 +188,8 @@ def token_counts(
 def most_frequent(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]:
   """Picks the ids of that many tokens, ascending, and their share of the
   counts; of tokens that are equally frequent, the lower ids."""
-  order = np.lexsort((np.arange(len(counts)), -counts))
+  # Stable: of counts [2, 5, 5] the order is [1, 2, 0].
+  order = np.argsort(-counts, kind='stable')
   chosen = np.sort(order[:size])
   return chosen, float(counts[chosen].sum() / max(counts.sum(), 1))
 
@@ -253,20 +254,19 @@ def from_written_texts(
     for i, (start, end) in enumerate(itertools.pairwise(part.offsets))
   ]
 
-  def group(is_held_out: bool, count: int | None = None) -> Group:
-    places = [span for is_out, span in spans if is_out == is_held_out]
-    tokens = token_files.from_rows(None, places)
-    rows = training_batches.pack(
-      tokens, input_length=0, target_length=length, seed=seed
-    )
-    return Group({name: x[:count] for name, x in rows.items()}, batch_size)
-
+  kept = lambda is_out: [span for each, span in spans if each == is_out]
+  rows = datasets.from_tokens(
+    [token_files.from_rows(None, kept(False))],
+    [token_files.from_rows(None, kept(True))],
+    batch_size=batch_size,
+    lengths={'targets': length},
+    seed=seed,
+    max_validation_rows=max_validation_rows,
+  )
   read = functools.partial(_read, parts, starts)
-  validation = [group(True, max_validation_rows)]
-  rows = datasets.of_groups([group(False)], seed=seed)
   return Dataset(
     batch=lambda position: read(rows.batch(position)),
-    validation=lambda: map(read, training_batches.in_order(validation)),
+    validation=lambda: map(read, rows.validation()),  # type: ignore[misc]
     num_ids=1 + max(int(part.tokens.max()) for part in parts),
     contents=[(part.tokens, part.log_probs) for part in parts],
   )

@@ -12,8 +12,7 @@ from jax.typing import DTypeLike
 from specdec_jax import base, logits
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data import datasets, token_files, training_batches
+from specdec_jax.data import datasets, token_files
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
@@ -181,7 +180,10 @@ def drafter_texts(
   folder that `specdec data prepare` wrote, or several with one vocabulary. Each
   text is kept in the run's `folder`, and read again if the run is resumed.
   """
-  inputs, vocabulary = _read_inputs(tokens)
+  folders = [tokens] if isinstance(tokens, str) else tokens
+  files = [token_files.load(user_path(f) / 'train.npz') for f in folders]
+  inputs = token_files.concatenate(files)
+  vocabulary = token_files.load_description(folders[0]).at('vocabulary')
   how = Rewriting(
     max_new_tokens=lengths['targets'],
     eos_id=vocabulary.count('eos_id', least=0),
@@ -206,29 +208,16 @@ def drafter_texts(
       with replacing.file(path) as partial:
         token_files.save(partial, written)
     current.clear()
+    texts = [token_files.load(path)]
     current[text] = datasets.from_tokens(
-      [token_files.load(path)],
-      batch_size=batch_size,
-      lengths=lengths,
-      seed=seed,
+      texts, batch_size=batch_size, lengths=lengths, seed=seed
     )
 
-  def batch(position: int) -> training_batches.Rows:
-    return current[position // refresh_period].batch(position)
-
   return Dataset(
-    batch=batch,
+    batch=lambda position: current[position // refresh_period].batch(position),
     prepare=prepare,
     contents=[vars(side) for side in inputs.sides.values()],
   )
-
-
-def _read_inputs(tokens: str | Sequence[str]) -> tuple[TokenFile, Settings]:
-  """Reads the training examples of folders, and what vocabulary they have."""
-  folders = [tokens] if isinstance(tokens, str) else tokens
-  files = [token_files.load(user_path(f) / 'train.npz') for f in folders]
-  vocabulary = token_files.load_description(folders[0]).at('vocabulary')
-  return token_files.concatenate(files), vocabulary
 
 
 def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, ArrayTree]:

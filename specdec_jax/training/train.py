@@ -256,11 +256,8 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
   # Steps of more targets count for more, as in the loss of one large batch.
   weight = sum(row['weight'] for row in rows)
   seconds = sum(row['seconds'] for row in rows)
-  first, others = (
-    ('loss', 'nats', 'accuracy'),
-    ('grad_norm', 'weight', 'seconds'),
-  )
-  own = sorted(rows[0].keys() - {*first, *others})
+  first = ('loss', 'nats', 'accuracy')
+  own = sorted(rows[0].keys() - {*first, 'grad_norm', 'weight', 'seconds'})
   per_target = {
     name: sum(row[name] * row['weight'] for row in rows) / max(weight, 1.0)
     for name in (*first, *own)
