@@ -122,8 +122,8 @@ def choose(
       output, visit = settings.call(functools.partial(decodes[gamma], batch))
       found.append((decoder.at(gamma), output))
       visits.append(visit)
-    more = {'compile_seconds': compile_seconds}
-    return [dataclasses.replace(visits[0], **more), *visits[1:]]
+    first = dataclasses.replace(visits[0], compile_seconds=compile_seconds)
+    return [first, *visits[1:]]
 
   before = known(decoder, settings) if is_worth_it else None
   choice = trials.choose(

@@ -89,8 +89,9 @@ def pack(
   is_greedy = all(way.is_greedy for way in (*ways, decoder.sampling))
   # Of 2 samples, those of text 3 are streams 4 and 5 of the seed of all texts,
   # or 0 and 1 of its own.
+  has_seed = lambda i: bool(settings.texts) and 'seed' in settings.texts[i]
   seeds = [
-    (each.seed, j if settings.has_seed(i) else i * num_samples + j)
+    (each.seed, j if has_seed(i) else i * num_samples + j)
     for i, each in enumerate(own)
     for j in range(num_samples)
   ]

@@ -109,10 +109,6 @@ class DecodeSettings(Options):
       own = {**dict.fromkeys(LIMITS), **own}
     return dataclasses.replace(self, texts=(), **own)
 
-  def has_seed(self, i: int) -> bool:
-    """Whether a text has a seed, and so draws, of its own."""
-    return bool(self.texts) and 'seed' in self.texts[i]
-
   @property
   def most_new_tokens(self) -> int:
     """The largest limit of a text."""

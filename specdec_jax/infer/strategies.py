@@ -198,15 +198,11 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
   mesh, batch_size = job.mesh, job.decoding.batch_size
   shapes = job.decoder.params
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
-  # A prompt of one row, as if it had B of them.
-  prompt = jax.tree.map(
-    lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
-    prompts.pack(
-      [None],
-      config=job.decoder.config,
-      width=job.inputs_length,
-      max_new_tokens=job.targets_length,
-    ),
+  prompt = prompts.pack(
+    [None] * batch_size,
+    config=job.decoder.config,
+    width=job.inputs_length,
+    max_new_tokens=job.targets_length,
   )
   init = of(job).init
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)

@@ -88,11 +88,9 @@ def follow(
   where it accepts it, its correction elsewhere."""
   verdict = verify_fn(row_keys, drafted, jnp.repeat(target_probs[:, :1], 2, 1))
   is_accepted = verdict.num_accepted > 0
-  return Verification(
-    num_accepted=jnp.zeros_like(draft.lengths),
-    next_token=jnp.where(is_accepted, drafted.tokens[:, 0], verdict.next_token),
-    accept_probs=jnp.zeros(draft.tokens.shape, target_probs.dtype),
-  )
+  token = jnp.where(is_accepted, drafted.tokens[:, 0], verdict.next_token)
+  seen = observe(row_keys, draft, target_probs)
+  return dataclasses.replace(seen, next_token=token)
 
 
 def passes_rule(draft: Draft, p: Array, verify_fn: VerifyFn) -> Array:

@@ -35,11 +35,12 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
   method, rng = _with_oracle(method), np.random.default_rng(0)
   prompt = _random(rng, prompt, method.target.vocab_size, max_len)
   place = prompt.decoder_tokens.sharding
-  size = prompt.row_ids.size, max_len
-  off = {
-    'tokens': jax.device_put(jnp.zeros(size, jnp.int32), place),
-    'is_on': jnp.zeros((), jnp.bool_),
+  given = lambda tokens, is_on: {
+    'tokens': jax.device_put(tokens, place),
+    'is_on': jnp.asarray(is_on),
   }
+  nothing = jnp.zeros((prompt.row_ids.size, max_len), jnp.int32)
+  off = given(nothing, False)
   program = Program(
     method=method,
     params=Params(params, off),
@@ -52,10 +53,7 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
   # Rows a, b, c become c, a, b.
   turn = lambda x: jax.device_put(jnp.roll(x, 1, axis=0), x.sharding)
   plain, prompt = jax.tree.map(turn, (plain, prompt))
-  truth = {
-    'tokens': jax.device_put(plain.tokens, place),
-    'is_on': jnp.ones((), jnp.bool_),
-  }
+  truth = given(plain.tokens, True)
   if not _same_bits(plain, generate(Params(params, truth), key, prompt)):
     raise ValueError(
       'exact_bits cannot be kept: as this model is compiled here, the bits of '

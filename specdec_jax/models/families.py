@@ -79,7 +79,7 @@ class Family(NamedTuple):
 
   name: str
   config: type
-  stacks: Mapping[str, str]
+  stacks: Mapping[str, str] = {}
   init_params: Callable[[Any, Array], Weights] | None = None
   language_model: Callable[[Any], LanguageModel] | None = None
   network: Callable[[Any], Network] | None = None
@@ -139,7 +139,6 @@ FAMILIES = (
     name='block_heads',
     config=BlockHeadsConfig,
     init_params=block_heads.init_params,
-    stacks={},
     drafts=Drafts('block_heads', block_heads.bind),
     has_vocabulary=False,
   ),
@@ -147,7 +146,6 @@ FAMILIES = (
     name='eagle',
     config=EagleConfig,
     init_params=eagle.init_params,
-    stacks={},
     drafts=Drafts('eagle', eagle.bind),
     has_vocabulary=False,
     check_params=eagle.check_params,

@@ -213,7 +213,6 @@ FAMILY = Family(
   name='block_parallel',
   config=BlockConfig,
   init_params=init_params,
-  stacks={},
   drafts=Drafts('block_parallel', bind),
   has_vocabulary=False,
 )

@@ -103,7 +103,6 @@ FAMILY = Family(
   name='medusa',
   config=MedusaConfig,
   init_params=init_params,
-  stacks={},
   drafts=Drafts('medusa', bind),
   has_vocabulary=False,
 )

@@ -105,7 +105,6 @@ TABLE = Family(
   name='table',
   config=TableConfig,
   init_params=_init_table,
-  stacks={},
   language_model=_table_model,
   starts=(3,),
   max_positions=lambda config: 100,

@@ -111,7 +111,8 @@ def write_target(
   """
   final = user_path(path) / f'checkpoint_{step}'
   params = jax.tree.map(np.asarray, params)
-  if scanned.has_tables(stored_arrays.flatten(params)):
+  # Layers with relative positions of their own T5X has in stacks alone.
+  if any('/layers_0/relpos_bias/' in x for x in stored_arrays.flatten(params)):
     params = scanned.stack(params)
   with new_folder(final) as folder:
     if format == 'legacy':

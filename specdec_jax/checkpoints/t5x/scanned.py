@@ -28,12 +28,6 @@ def is_scanned(names: Iterable[str]) -> bool:
   return any(name.startswith(_STACKS) for name in names)
 
 
-def has_tables(names: Iterable[str]) -> bool:
-  """Tells whether names of our tree are of layers with relative positions of
-  their own, which T5X has in stacks alone."""
-  return any('/layers_0/relpos_bias/' in name for name in names)
-
-
 def stacked_shapes(expected: Weights) -> Weights:
   """Returns what is stored for leaves with the names of our tree: shapes, with
   the shardings of one layer's. Raises ValueError for a stack without tables of

@@ -96,9 +96,7 @@ def _candidates(model: Any) -> Iterator[Config]:
       get('dtype', model.embedder.input_embedding.get_value().dtype)
     ),
   }
-  if not hasattr(layer.mlp, 'gate_proj') or not hasattr(
-    layer.mlp.gate_proj, 'kernel'
-  ):
+  if not hasattr(getattr(layer.mlp, 'gate_proj', None), 'kernel'):
     return
   if not _is_gemma(model):
     for base in dict.fromkeys((float(config.rope_theta), _USUAL_ROPE_BASE)):
@@ -112,9 +110,8 @@ def _candidates(model: Any) -> Iterator[Config]:
         has_qk_norm=hasattr(layer.attn, 'q_norm'),
       )
     return
-  if not hasattr(layer, 'post_attention_norm') and not hasattr(
-    layer, 'post_attn_norm'
-  ):
+  names = 'post_attention_norm', 'post_attn_norm'  # Gemma 3's and Gemma 2's.
+  if not any(hasattr(layer, name) for name in names):
     return
   windows = tuple(
     get('sliding_window_size', 0)
