@@ -1,12 +1,14 @@
 """`specdec generate`: what it prints, and what it writes."""
 
 import functools
+import itertools
 import json
 import re
 
 import pytest
 
 from specdec_jax.cli import outputs
+from specdec_jax.cli.commands.decoding import generate as command
 from specdec_jax.measure import trials
 from specdec_jax.theory.gamma_trials import ChosenGamma
 from specdec_jax.trace import recording, storage
@@ -407,29 +409,43 @@ def test_without_colour_marks_say_it(generate, monkeypatch):
   assert ';31m' not in out
 
 
-def test_rows_decoded_before_an_error_are_kept(
-  run, model, prompts_file, tmp_path, monkeypatch
-):
-  from specdec_jax.cli.commands.decoding import generate as command
-
-  path = tmp_path / 'out.jsonl'
+@pytest.fixture
+def fail_at(monkeypatch):
+  """Makes the given batch of the next command, from 1, raise an error."""
   results = command._results
-  calls = []
 
-  def fail_at_third(*args):
-    calls.append(args)
-    if len(calls) == 3:
-      raise ValueError('the third batch is cursed')
-    return results(*args)
+  def arrange(number, error):
+    calls = itertools.count(1)
 
-  monkeypatch.setattr(command, '_results', fail_at_third)
+    def failing(*args):
+      if next(calls) == number:
+        raise error
+      return results(*args)
+
+    monkeypatch.setattr(command, '_results', failing)
+
+  return arrange
+
+
+@pytest.mark.parametrize(
+  ('error', 'status', 'said'),
+  [
+    (ValueError('the third batch is cursed'), 2, 'cursed'),
+    (KeyboardInterrupt(), 130, 'specdec: interrupted\n'),
+  ],
+)
+def test_rows_decoded_before_an_error_are_kept(
+  run, model, prompts_file, tmp_path, fail_at, error, status, said
+):
+  path = tmp_path / 'out.jsonl'
+  fail_at(3, error)
   usual = ('--model', model, '--prompts', prompts_file, '--batch_size', '2')
   result = run(
     'generate', *usual, '--max_new_tokens', '4', '--json', path,
     '--trace', tmp_path / 'trace',
   )  # fmt: skip
-  assert result.status == 2
-  assert 'cursed' in result.err
+  assert result.status == status
+  assert said in result.err
   lines = tiny.begun(path).read_text().splitlines()
   assert len(lines) == 4
   assert result.out == ''.join(json.loads(x)['text'] + '\n' for x in lines)
@@ -439,10 +455,8 @@ def test_rows_decoded_before_an_error_are_kept(
 
 
 def test_old_results_stay_until_there_are_new_ones(
-  run, model, prompts_file, tmp_path, monkeypatch
+  run, model, prompts_file, tmp_path, fail_at
 ):
-  from specdec_jax.cli.commands.decoding import generate as command
-
   json_path, trace_path = tmp_path / 'out.jsonl', tmp_path / 'trace.jsonl'
   link = tmp_path / 'link.jsonl'
   link.symlink_to(json_path)
@@ -453,56 +467,21 @@ def test_old_results_stay_until_there_are_new_ones(
     'generate', '--model', model, '--prompts', prompts_file,
     '--max_new_tokens', '4', '--json', link, '--trace', trace_path, *options,
   )  # fmt: skip
-  results = command._results
-  calls = []
-
-  def fail_at(number, *args):
-    calls.append(args)
-    if len(calls) == number:
-      raise ValueError('this batch is cursed')
-    return results(*args)
-
   for number, kept in ((1, 0), (3, 2)):
-    calls.clear()
-    monkeypatch.setattr(command, '_results', functools.partial(fail_at, number))
+    fail_at(number, ValueError('this batch is cursed'))
     assert call().status == 2
     assert json_path.read_text() == trace_path.read_text() == 'of hours\n'
     begun = list(tmp_path.glob('out.jsonl.partial-*'))
     assert [len(p.read_text().splitlines()) for p in begun] == [kept] * bool(
       kept
     )
-  monkeypatch.setattr(command, '_results', results)
+  fail_at(0, None)  # No batch has the number 0.
   result = call()
   assert (result.status, result.err) == (0, '')
   assert len(json_path.read_text().splitlines()) == 8
   assert link.is_symlink()
   assert json_path.stat().st_mode & 0o777 == 0o640
   assert storage.read(trace_path).summary is not None
-
-
-def test_an_interrupt_keeps_what_is_written(
-  run, model, prompts_file, tmp_path, monkeypatch
-):
-  from specdec_jax.cli.commands.decoding import generate as command
-
-  path = tmp_path / 'out.jsonl'
-  results = command._results
-  calls = []
-
-  def interrupt_at_third(*args):
-    calls.append(args)
-    if len(calls) == 3:
-      raise KeyboardInterrupt
-    return results(*args)
-
-  monkeypatch.setattr(command, '_results', interrupt_at_third)
-  result = run(
-    'generate', '--model', model, '--prompts', prompts_file,
-    '--max_new_tokens', '4', '--json', path,
-  )  # fmt: skip
-  assert result.status == 130
-  assert result.err.endswith('specdec: interrupted\n')
-  assert len(tiny.begun(path).read_text().splitlines()) == 2
 
 
 def test_a_file_has_one_writer(run, model, tmp_path):
