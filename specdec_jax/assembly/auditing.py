@@ -25,14 +25,14 @@ def engine(
 ]:
   """Makes `sample` and `next_probs`, to which a prompt is a text's number.
 
-  Texts take turns in the rows of a batch, whose lengths differ then. The
-  probabilities are those of one call of the target without a draft, as the
+  The probabilities are those of one call of the target without a draft, as the
   decoder was told to sample. Raises as `packing.pack`.
   """
 
   @functools.cache
   def drawn(num: int, seed: int) -> list[list[int]]:
     own = dataclasses.replace(settings, seed=seed)
+    # Texts take turns, so that the rows of a batch have various lengths.
     batches = packing.pack(decoder, [*texts] * num, own)
     decode = running.compile_decode(decoder, batches[0], own)
     rows = []
@@ -51,6 +51,8 @@ def engine(
 
   @jax.jit
   def after(params, prompt, tokens):
+    # The prompt's last token is not in the cache yet: of prompt [5, 6, 7] and
+    # tokens [8, 9], [7, 8, 9] are fed.
     last = prompt.decoder_tokens[:, prompt.decoder_lengths[0] - 1][:, None]
     fed = jnp.concatenate([last, tokens], axis=1)
     cache = decoder.target.init(params, prompt, max_len)

@@ -27,6 +27,7 @@ def where(
 ) -> dict[str, str]:
   """Returns what a choice depends on: what is fastest for one row is not for
   32. `loop` is how rows are decoded."""
+  # 5 to 8 rows share a choice: they are 'up to 8'.
   any_gamma = dataclasses.replace(decoder.choice, gamma=None)  # type: ignore
   return {
     'device': f'{num_devices} x {stopwatch.device_name()}',

@@ -181,6 +181,7 @@ class Conversation:
       larger = prefill(params, *running.placed(begun, settings))
       state = reading.grown(state, larger)
     self._room = room
+    # The prompt has the state's room: [5, 6] is [5, 6, 0, 0] in room for 4.
     missing = state.context.tokens.shape[1] - prompt.decoder_tokens.shape[1]
     tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, missing)))
     prompt = dataclasses.replace(prompt, decoder_tokens=tokens)

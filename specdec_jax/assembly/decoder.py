@@ -326,11 +326,12 @@ def _made(
 
 
 def _fitting(length: Length, is_free: bool, limit: int) -> Length:
-  """Makes a gamma that nobody gave a number where it is not free, since texts
-  would depend on speed; else no wider draft is tried than has room."""
+  """Makes a gamma that nobody gave a number where it is not free; else no wider
+  draft is tried than has room."""
   if not isinstance(length, Auto) or length.usual is None:
     return length
   gammas = tuple(gamma for gamma in length.gammas if gamma < limit)
+  # Where it is not free, texts would depend on speed.
   if not is_free or len(gammas) < 2:
     return usual(length)
   return dataclasses.replace(length, gammas=gammas)

@@ -99,6 +99,8 @@ def _scorer(
 
     def score_block(i: Array, carry: Arrays) -> Arrays:
       cache, found, grammar = carry
+      # Of a prompt [5], new tokens [6, 7, 8] and blocks of 2: [5, 6] are read
+      # to score [6, 7], then [7, 8] to score [8] and, in vain, what is behind.
       first = starts + i * _WIDTH
       block = arrays.read_block(tokens, first - 1, _WIDTH + 1)
       made, cache = target.extend(params, block[:, :-1], cache)

@@ -122,11 +122,9 @@ def read_vocabulary(model: Model, config: Config) -> vocabularies.AnyVocabulary:
 def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
   """Reads the tokens, int32 `[N]`, that alone a model drafts: the list `ids` in
   the file `draft_vocabulary.json` beside its weights; None without one, and
-  for a model whose sizes are given.
-
-  Most of a small model is its logits, and most of a text is of few tokens.
-  Raises ValueError unless they are different tokens of the target.
-  """
+  for a model whose sizes are given. Raises ValueError unless they are different
+  tokens of the target."""
+  # Most of a small model is its logits, and most of a text is of few tokens.
   # With sizes no file is read before the weights, as dry runs rely on.
   if model.is_random or model.sizes is not None:
     return None

@@ -201,14 +201,14 @@ def check_vocabulary(
 ) -> None:
   """Raises ValueError unless every token has an embedding and, in families
   without spare rows, all embeddings but some padding have a token. In the
-  others special tokens behind the embeddings may have none: the tokenizer of
-  Gemma 3 has one for images, and its small models have no embedding for it."""
+  others special tokens behind the embeddings may have none."""
   # Positive where embeddings have no token, negative where tokens have none.
   num_padding = config.vocab_size - vocabulary.vocab_size
   has_spare_rows = families.of(config).has_spare_rows
   if num_padding >= 0 and (has_spare_rows or is_padding(num_padding)):
     return
-  # Of 8 embeddings and 10 tokens: 8 and 9.
+  # Of 8 embeddings and 10 tokens: 8 and 9. The tokenizer of Gemma 3 has one for
+  # images, and its small models have no embedding for it.
   behind = set(range(config.vocab_size, vocabulary.vocab_size))
   if behind and has_spare_rows and behind <= vocabulary.special_ids:
     return

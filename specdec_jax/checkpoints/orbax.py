@@ -62,7 +62,8 @@ def write_tree(folder: Path, tree: Weights) -> None:
 
 def text_of(folder: Path) -> str:
   """A folder in which Orbax is to write; ValueError for a name in which it sees
-  a pattern: it finds its own files by it, or not, or those of others."""
+  a pattern."""
+  # It finds its own files by it, or not, or those of others.
   if glob.has_magic(str(folder)):
     raise ValueError(f'{folder}: Orbax takes *, ? and [ for patterns')
   return str(folder)

@@ -65,8 +65,8 @@ def open_all(
 
 
 def _check_chunks(store: Stored) -> None:
-  """Raises ValueError if a chunk is larger than its array: it is allocated
-  whole, and 4 MB of gzip could take 4 GB."""
+  """Raises ValueError if a chunk is larger than its array."""
+  # It is allocated whole, and 4 MB of gzip could take 4 GB.
   shape, chunk = store.shape, store.chunk_layout.read_chunk.shape or ()
   if any(c > max(1, s) for c, s in zip(chunk, shape, strict=True)):
     sizes = ('x'.join(map(str, each)) for each in (chunk, shape))

@@ -89,8 +89,8 @@ def reserved(path: str | None) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
-  """Yields a function that writes an object as one line, at once, so that an
-  interrupt keeps it; without a path it does nothing."""
+  """Yields a function that writes an object as one line, at once; without a
+  path it does nothing."""
   if path is None:
     yield lambda record: None
     return
@@ -139,6 +139,7 @@ def table(
 
 
 def _write(file: TextIO, text: str) -> None:
+  # Flushed, so that an interrupt keeps it.
   file.write(text + '\n')
   file.flush()
 

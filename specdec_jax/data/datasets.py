@@ -184,6 +184,7 @@ def of_groups(
   train: Sequence[Group], held_out: Sequence[Group] = (), *, seed: int = 0
 ) -> Dataset:
   """Makes a data set of packed rows; see `training_batches.epochs`."""
+  # Ids count from 0: of tokens up to 84 the network needs 85.
   validate = functools.partial(training_batches.in_order, held_out)
   return Dataset(
     batch=training_batches.epochs(train, seed=seed),

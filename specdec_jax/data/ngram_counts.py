@@ -71,6 +71,8 @@ def _most_likely(
   backoff: np.ndarray,
 ) -> np.ndarray:
   """Finds the argmax of q(x | y) for each y."""
+  # One of y's own successors, or else the unigram's favourite: of all others q
+  # is the backoff times the unigram.
   mass = successor_probs + backoff[:, None] * unigram[successors]
   mass = np.where(successor_probs > 0, mass, 0.0)
   best_seen = mass.argmax(axis=1)

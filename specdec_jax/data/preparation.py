@@ -198,4 +198,5 @@ def _fit(
 
 def _trimmed(ids: list[int], length: int) -> list[int]:
   """Cuts ids to a length, of which the last is EOS."""
+  # [5, 6, 7, 1] of length 3 is [5, 6, 1].
   return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]

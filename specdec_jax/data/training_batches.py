@@ -33,11 +33,11 @@ def pack(
 ) -> Rows:
   """Puts several examples into each row, as many as fit.
 
-  Examples are taken in an order shuffled by `seed`, since neighbours in a file
-  are similar, and each goes into the open row that it fills best. Every example
-  is in exactly one row. A row has E = `input_length` columns for the encoder,
-  ignored without inputs, T = `target_length` for the decoder, and at most
-  `max_examples`; 1 packs nothing, None sets no limit.
+  Examples are taken in an order shuffled by `seed`, and each goes into the open
+  row that it fills best. Every example is in exactly one row. A row has E =
+  `input_length` columns for the encoder, ignored without inputs, T =
+  `target_length` for the decoder, and at most `max_examples`; 1 packs nothing,
+  None sets no limit.
 
   Returns R rows by feature: int32 `[R, E]` named `encoder_input_tokens`,
   `encoder_segment_ids`, `encoder_positions` if there are inputs; int32 `[R, T]`
@@ -53,7 +53,8 @@ def pack(
         f'an example has {longest} {name} tokens, a row has room for '
         f'{limits[name]}'
       )
-  # Philox is one stream on every machine and version of numpy.
+  # Shuffled, since neighbours in a file are similar. Philox is one stream on
+  # every machine and version of numpy.
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
   lengths = np.stack([side.lengths for side in sides.values()], 1)[order]
   room = np.array([limits[name] for name in sides])
@@ -117,6 +118,7 @@ def in_order(groups: Sequence[Group]) -> Iterator[Rows]:
   """Yields every row once, for evaluation; the last batch of a group is filled
   with empty rows, which have no loss weight."""
   for rows, batch_size in groups:
+    # Of 5 rows in batches of 2 the third has a row, and one that is empty.
     for first in range(0, num_rows(rows), batch_size):
       missing = max(first + batch_size - num_rows(rows), 0)
       yield {

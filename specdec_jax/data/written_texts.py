@@ -129,6 +129,7 @@ def _damage(arrays: Mapping[str, np.ndarray]) -> str | None:
   is_within = offsets.min() >= 0 and offsets.max() <= tokens.size
   if offsets[0] or offsets[-1] != tokens.size or not is_within:
     return f'its offsets do not divide {tokens.size} tokens'
+  # Offsets [0, 3, 5] have room for prompts of 3 and 2 tokens.
   if ((prompt_lengths < 1) | (prompt_lengths > np.diff(offsets))).any():
     return 'a prompt is longer than its text'
   return f'it has token {tokens.min()}' if tokens.min(initial=0) < 0 else None

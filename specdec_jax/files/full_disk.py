@@ -18,12 +18,10 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @contextlib.contextmanager
 def named(path: str | os.PathLike[str], arrays: object = ()) -> Iterator[None]:
   """Makes one OSError, with the path, of whatever the block raises where no
-  space is left, or in a bucket as `buckets.explained`.
-
-  tensorstore, Orbax and safetensors have exceptions of their own for it, and
-  Orbax prints tracebacks of its threads besides: arrays that cannot fit are not
-  begun.
-  """
+  space is left, or in a bucket as `buckets.explained`; before anything is
+  written, if `arrays` cannot fit."""
+  # tensorstore, Orbax and safetensors have exceptions of their own for it, and
+  # Orbax prints tracebacks of its threads besides.
   if is_in_bucket(path):
     from specdec_jax.files import buckets
 

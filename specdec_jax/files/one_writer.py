@@ -11,20 +11,18 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 
 @contextlib.contextmanager
 def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
-  """Runs the block unless another process is in it.
-
-  The lock is the kernel's (`flock`) on an open file, which is removed at the
-  end: a process that is killed leaves at most the file, which locks nobody out.
-  A bucket has no locks that die with a process, and the block runs at once: two
-  processes have to write the same objects there, each of them whole. Raises
-  ValueError, with `what` is written and by whom, if another process is in it.
-  """
+  """Runs the block unless another process is in it: ValueError, with `what` is
+  written and by whom. In a bucket the block runs at once: two processes have to
+  write the same objects there, each of them whole."""
   lock = user_path(lock)
+  # A bucket has no locks that die with a process.
   if is_in_bucket(lock):
     yield
     return
   lock.parent.mkdir(parents=True, exist_ok=True)
-  # Whom a second process names in its message.
+  # The kernel's lock (`flock`) on an open file, which is removed at the end: a
+  # process that is killed leaves at most the file, which locks nobody out. It
+  # says whom a second process names in its message.
   with _locked(lock, what) as file:
     file.write(f'process {os.getpid()} on {os.uname().nodename}')
     file.flush()

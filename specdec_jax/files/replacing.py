@@ -42,8 +42,7 @@ def file(
   A killed process leaves `path.partial-*` behind, or, for one of a bucket, a
   temporary folder. If the work fails, what was written is removed, or left and
   told to `on_failure`. Raises ValueError if the file cannot be written; with
-  `on_failure` OSError, since who keeps parts of a file writes elsewhere
-  meanwhile.
+  `on_failure` OSError.
   """
   path = user_path(path)
   if is_in_bucket(path):
@@ -55,6 +54,7 @@ def file(
     unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
     begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
     refused = begun
+  # Who keeps parts of a file writes elsewhere meanwhile: errors may be of that.
   with contextlib.nullcontext() if on_failure else _explained(path, refused):
     try:
       yield begun

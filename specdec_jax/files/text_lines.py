@@ -10,12 +10,13 @@ from typing import Any
 def read(path: Path) -> Iterator[tuple[str, str]]:
   """The lines of a file that are not empty, each with its place, for messages.
 
-  A line ends with `\\n` or `\\r\\n`: what else Unicode calls a line separator
-  may stand in a text, and in JSON. A byte order mark is no part of a line.
+  A line ends with `\\n` or `\\r\\n`. A byte order mark is no part of a line.
   Raises ValueError if the file cannot be read, or is not UTF-8.
   """
   try:
-    # Python's own mode for text would end a line at a lone \r, too.
+    # Python's own mode for text would end a line at a lone \r, too, and
+    # `str.splitlines` at whatever Unicode calls a separator: both may stand in
+    # a text, and in JSON.
     with io.TextIOWrapper(
       path.open('rb'), encoding='utf-8-sig', newline='\n'
     ) as file:

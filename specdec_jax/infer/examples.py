@@ -160,12 +160,10 @@ def _check_known(index: int, ids: tuple[int, ...], layout: Layout) -> None:
 def _trimmed(
   ids: tuple[int, ...], limit: int, ends: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """The first `limit` tokens, of which the last stays if it is one of `ends`.
-
-  Texts keep their EOS when they are trimmed, as with the
-  `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
-  preprocessors decide on EOS, and T5X trims whatever they leave.
-  """
+  """The first `limit` tokens; the last of all stays if it is one of `ends`."""
+  # Texts keep their EOS when they are trimmed, as with the
+  # `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
+  # preprocessors decide on EOS, and T5X trims whatever they leave.
   # Of [5 6 7 8 1] and a limit of 4: [5 6 7 1] for a text, else [5 6 7 8].
   if len(ids) <= limit:
     return ids
@@ -212,6 +210,7 @@ def pack_targets(
 ) -> tuple[np.ndarray, np.ndarray]:
   """The targets of rows, int32 `[B, T]` and 0 beyond their lengths `[B]`."""
   targets = [() if row is None else row.targets for row in rows]
+  # Targets [5, 6] are [5, 6, 0, 0] where the longest have 4 tokens.
   tokens = np.zeros((len(rows), layout.targets_length), np.int32)
   for row, ids in zip(tokens, targets, strict=True):
     row[: len(ids)] = ids

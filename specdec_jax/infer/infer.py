@@ -181,11 +181,9 @@ def _decode_shard(run: _Run) -> int:
 
 
 def _decode_chunks(run: _Run) -> int:
-  """Decodes the chunks that are not there yet, and joins all of them.
-
-  All processes read and decode every chunk together. The first alone looks for
-  it, writes it and counts, and tells the others what they have to know.
-  """
+  """Decodes the chunks that are not there yet, and joins all of them."""
+  # All processes read and decode every chunk together. The first alone looks
+  # for it, writes it and counts, and tells the others what they have to know.
   job, loaded, num_chunks, total = run.job, None, 0, Counts()
   timed: list[decode_many.Timed] = []
   profile_dir = run.profile_dir

@@ -125,8 +125,9 @@ def _own_mark(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
 
 def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
   """Has the folder of chunks say of what settings they are, unless it does; the
-  digest of what it says. Raises ValueError if it says others, or the final file
-  is of others: of two runs that begin together, one is the first here."""
+  digest of what it says. Raises ValueError if it, or the final file, says
+  others."""
+  # Of two runs that begin together, one is the first here.
   _own_mark(shard, settings)
   stored = shard.chunk_folder / _SETTINGS
   if not stored.exists():
@@ -181,15 +182,15 @@ def write_chunk(
   settings: Mapping[str, str],
 ) -> Mark:
   """Writes one object per line, and then that they are complete. Returns the
-  mark that stands: in a bucket that of whoever was first, since another gamma
-  may have been the fastest there. Raises ValueError if a run of other
-  `settings` than those of `begin` was first."""
+  mark that stands: in a bucket that of whoever was first. Raises ValueError if
+  a run of other `settings` than those of `begin` was first."""
   path = shard.chunk_path(index)
   mark = dataclasses.replace(mark, settings_digest=_claim(shard, settings))
   lines = ''.join(json.dumps(record) + '\n' for record in records)
   # A process that is killed in between leaves a chunk without its mark, which
   # the next one decodes again.
   replacing.write_text(path, lines)
+  # Where somebody else was first, another gamma may have been the fastest.
   return marks.write_first(path, mark)
 
 

@@ -32,12 +32,10 @@ def bleu(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
-  """ROUGE-1, -2 and -Lsum by rouge-score: F1, with stems.
-
-  T5 reports the median of bootstrap samples of the mean, which is random; this
-  is the mean itself, which that estimates: `rouge1`, `rouge2`, `rougeLsum`.
-  Raises as `bleu`.
-  """
+  """ROUGE-1, -2 and -Lsum by rouge-score, means of F1 with stems, as `rouge1`,
+  `rouge2` and `rougeLsum`. Raises as `bleu`."""
+  # T5 reports the median of bootstrap samples of the mean, which is random;
+  # this is the mean itself, which that estimates.
   _check(targets, predictions)
   rouge_scorer = require(
     'rouge_score.rouge_scorer', extra='eval', purpose='ROUGE'

@@ -68,9 +68,10 @@ def of_beams(
 ) -> Record:
   """Returns the line of an example's beams, all of them, the best last, or the
   best alone. `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`,
-  which is `'none'` for a missing beam: fewer sequences finished."""
+  which is `'none'` for a missing beam."""
   start, beams = _start(row, layout), []
   for k in range(output.scores.shape[1]):
+    # Fewer sequences than beams may have finished: the others have length 0.
     length = int(output.lengths[0, k])
     text, end = _text(output.tokens[0, k, start:length], layout)
     beams.append(
@@ -129,6 +130,7 @@ def texts(
   the same when a chunk was just decoded and when it was found."""
   encode, ends = layout.vocabulary.encode, layout.vocabulary.eos_ids[:1]
   for row, record in zip(rows, records, strict=True):
+    # An encoder's text comes before what its decoder begins with.
     read = [*layout.starts, *row.ids]
     if layout.is_encoder_decoder:
       read = [*row.ids, *layout.starts]

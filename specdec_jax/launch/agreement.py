@@ -24,8 +24,9 @@ def of_settings(settings: Mapping[str, str]) -> str:
 
 def of_files(paths: Iterable[Path]) -> str:
   """Returns the digest of files, and of all files in folders, on any host the
-  same: of names, sizes and blocks at equal distances. Files of 16 MiB together
-  are read whole; in a bucket none is, since the server keeps checksums."""
+  same: of names, sizes and blocks at equal distances."""
+  # Files of 16 MiB together are read whole; in a bucket none is, since the
+  # server keeps checksums.
   files: dict[str, Path] = {}
   digest = hashlib.sha256()
   for path in sorted(paths):

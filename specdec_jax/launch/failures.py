@@ -52,8 +52,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-  """Tells whether an error of Python or of XLA says so; XLA's for a CPU has no
-  status of its own for it."""
+  """Tells whether an error of Python or of XLA says so."""
+  # XLA's for a CPU has no status of its own for it.
   signs = ('RESOURCE_EXHAUSTED', 'Out of memory')
   return isinstance(error, MemoryError) or any(x in str(error) for x in signs)
 

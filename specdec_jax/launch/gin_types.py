@@ -13,8 +13,7 @@ def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
 ) -> None:
   """Raises ValueError for `gin_launch.bindings` with a value of a wrong type;
-  `find` gives the function of a name. None passes, which stands for what a file
-  leaves open, and so does a reference."""
+  `find` gives the function of a name. None passes, and so does a reference."""
   for name, text in bindings.items():
     function, _, argument = name.rpartition('/')[2].rpartition('.')
     if not function:
@@ -27,6 +26,7 @@ def check(
     except (ValueError, SyntaxError):
       continue
     parameter = inspect.signature(find(function)).parameters.get(argument)
+    # None stands for what a file leaves open.
     if value is None or parameter is None:
       continue
     if not _fits(value, parameter.annotation):

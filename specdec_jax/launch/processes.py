@@ -133,7 +133,8 @@ def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
 
 def _leave(failure: str | None = None) -> None:
   """Tells the other processes of a failure, and waits until all that are alive
-  know, for `_LEAVE_SECONDS` at most: jax aborts those that lose the first."""
+  know, for `_LEAVE_SECONDS` at most."""
+  # jax aborts the processes that lose the first one.
   client: Any = distributed.global_state.client
   with contextlib.suppress(RuntimeError):  # Another one was first.
     if failure:

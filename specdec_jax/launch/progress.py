@@ -177,10 +177,10 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
 def interruptible(
   function: Callable[[], _Result], *, seconds: float = math.inf
 ) -> _Result:
-  """Calls a function that computes for long, in a thread: Python sees an
-  interrupt only between its own instructions, and so the caller does at once.
-  A TimeoutError after `seconds`, when it goes on, see `leave_unfinished_work`.
-  """
+  """Calls a function that computes for long, such that the caller sees an
+  interrupt at once. A TimeoutError after `seconds`, when it goes on, see
+  `leave_unfinished_work`."""
+  # In a thread: Python sees an interrupt only between its own instructions.
   future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
   def work() -> None:
@@ -199,8 +199,8 @@ def interruptible(
 
 
 def leave_unfinished_work(status: int) -> None:
-  """Ends the process if an `interruptible` call is still running: Python would
-  wait for it, or tear down what it uses."""
+  """Ends the process if an `interruptible` call is still running."""
+  # Python would wait for it, or tear down what it uses.
   if any(thread.name == THREAD for thread in threading.enumerate()):
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError, ValueError, AttributeError):

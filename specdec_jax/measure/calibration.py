@@ -86,6 +86,8 @@ def follow(
 ) -> Verification:
   """Judges as `observe`, but the text is that of a rule: the drafted token
   where it accepts it, its correction elsewhere."""
+  # Rules take probabilities `[B, 2, V]`, after the drafted token as well: those
+  # decide nothing that is read here, and the first stand in for them.
   verdict = verify_fn(row_keys, drafted, jnp.repeat(target_probs[:, :1], 2, 1))
   is_accepted = verdict.num_accepted > 0
   token = jnp.where(is_accepted, drafted.tokens[:, 0], verdict.next_token)
@@ -310,12 +312,10 @@ def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
 
 
 def _profile(found: Overlaps, max_gamma: int) -> list[float]:
-  """Returns rates of the positions of drafts that begin at every prefix.
-
-  Overlaps 1, 1, 0.5, 0 of a row give drafts that begin at the first token the
-  products 1, 1, 0.5, those at the second 1, 0.5, 0. The rate of position i is
-  the mean product up to i over that up to i - 1.
-  """
+  """Returns rates of the positions of drafts that begin at every prefix."""
+  # Overlaps 1, 1, 0.5, 0 of a row give drafts that begin at the first token the
+  # products 1, 1, 0.5, those at the second 1, 0.5, 0. The rate of position i is
+  # the mean product up to i over that up to i - 1.
   values = np.where(found.is_drafted, found.values, 0)
   values = np.where(found.is_text, values, np.nan)
   reached, rates = np.ones(found.is_text.sum()), []

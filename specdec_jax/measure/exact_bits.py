@@ -91,6 +91,8 @@ def _oracle(gamma: int, vocab_size: int) -> Drafter:
     del row_keys
     truth = arrays.read_block(params['tokens'], context.lengths, gamma)
     rows = jnp.arange(truth.shape[0], dtype=jnp.int32)
+    # With gamma 3, rows 0 and 1 of length 4 have 0 and 1 right tokens, and of
+    # length 5 they have 3 and 0.
     num_right = (context.lengths * 7 + rows) % (gamma + 1)
     wrong = (truth + 1 + nodes) % vocab_size
     is_on = params['is_on'] & (num_right > 0)

@@ -239,9 +239,9 @@ def fastest(
   candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
   """Finds the fastest of several plain configurations, on the first batches,
-  and the tokens per second of each, by the median time of every batch. Texts
-  end at their EOS, so that what a configuration costs once per decode counts.
-  """
+  and the tokens per second of each, by the median time of every batch."""
+  # Texts end at their EOS, so that what a configuration costs once per decode
+  # counts.
   short = {n: shortened(side, num_batches) for n, side in candidates.items()}
   found = timed(short, *stopwatch.alternate(calls(short), repeats))
   speeds = {

@@ -117,6 +117,7 @@ def always_full(
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
     del row_keys
+    # Of a context [5, 6, 7] and gamma 2, [7, 7].
     at = context.lengths[:, None] - 1
     last = jnp.take_along_axis(context.tokens, at, axis=1)
     tokens = jnp.repeat(last, gamma, axis=1)
@@ -191,6 +192,7 @@ def repeated(
       if target is None:
         return carry
       cache, own, last = carry
+      # `[B, width]`: the last token of a row in all of its positions.
       tokens = jnp.broadcast_to(last[:, None], (last.size, width))
       cache = target.rewind(cache, lengths - 1)
       logits, cache = target.extend(params.target, tokens, cache)
@@ -216,13 +218,11 @@ def propose_programs(
   target: LanguageModel,
   calls: Mapping[int, Repeated] | None = None,
 ) -> tuple[Repeated, ...]:
-  """Compiles what to time for `propose_seconds`.
-
-  A drafter with weights is timed between target calls, of which as many are
-  timed without it: a small draft model alone would find its weights in the
-  processor's caches. Before each stands its launch. `calls` are target calls by
-  width, compiled already.
-  """
+  """Compiles what to time for `propose_seconds`, before each its launch;
+  `calls` are target calls by width, compiled already."""
+  # A drafter with weights is timed between target calls, of which as many are
+  # timed without it: a small draft model alone would find its weights in the
+  # processor's caches.
   compiled = functools.partial(repeated, params, state)
   if not jax.tree.leaves(params.drafter):
     own = compiled(target=None, drafter=drafter)

@@ -28,16 +28,15 @@ _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 
 @jax.custom_vjp
 def _matmul(x: Array, kernel: Array) -> Array:
-  """`x @ kernel` in float32; both have one dtype. Cotangents are rounded to it
-  too: products of float32 with bfloat16 take twice the time of bfloat16
-  alone."""
+  """`x @ kernel` in float32; both have one dtype, as have cotangents."""
   return _dot(x, kernel, 1)
 
 
 def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
   x, kernel = saved
   # x is [..., in], the kernel [in, out]: to x goes `cotangent @ kernel.T`, and
-  # to the kernel `x.T @ cotangent`, summed over all rows.
+  # to the kernel `x.T @ cotangent`, summed over all rows. It is rounded first:
+  # products of float32 with bfloat16 take twice the time of bfloat16 alone.
   cotangent = cotangent.astype(kernel.dtype)
   rows = tuple(range(x.ndim - 1))
   to_x = _dot(cotangent, kernel, (-1, 1))
@@ -56,9 +55,10 @@ def is_cpu_alone() -> bool:
 
 
 def row_major(x: Array) -> Array:
-  """A matrix, laid out in memory row by row. XLA:CPU multiplies bfloat16 in
-  float32 if a product contracts the first axis of its first operand, and takes
-  two to three times as long; a transpose alone is folded into the product."""
+  """A matrix, laid out in memory row by row."""
+  # XLA:CPU multiplies bfloat16 in float32 if a product contracts the first axis
+  # of its first operand, and takes two to three times as long; a transpose
+  # alone is folded into the product.
   return layout.with_layout_constraint(x, layout.Layout((0, 1)))
 
 
@@ -77,8 +77,9 @@ def applied(network: nn.Module) -> Callable[..., Any]:
 def parameter(
   module: nn.Module, name: str, init: Callable, shape: tuple[int, ...]
 ) -> Array:
-  """`module.param`, which compares a value's shape with that of `init`, traced
-  for it at every call: a fifth of the time that a model takes to trace."""
+  """`module.param`, but faster where the parameter is there."""
+  # Flax traces `init` at every call, to compare its shape with the value's: a
+  # fifth of the time that a model takes to trace.
   if module.has_variable('params', name):
     value: Array = module.get_variable('params', name)
     if value.shape == shape:
@@ -102,6 +103,7 @@ class Dense(nn.Module):
     if self.use_bias:
       zeros = nn.initializers.zeros_init()
       bias = parameter(self, 'bias', zeros, (self.features,))
+      # By hand, so that `jax_numpy_rank_promotion` may be 'raise'.
       y = y + jnp.expand_dims(
         bias.astype(jnp.float32), tuple(range(y.ndim - 1))
       )
@@ -148,22 +150,16 @@ def joint_name(names: Iterable[str]) -> str:
 
 
 def inverse_root(x: Array) -> Array:
-  """`1 / sqrt(x)`, whose bits do not depend on where x stands in its array.
-
-  Those of `rsqrt` do on a CPU (jax 0.12): of 8 rows of 5 numbers, the first 4
-  of each row are computed as a vector, and the last as a scalar.
-  """
+  """`1 / sqrt(x)`, whose bits do not depend on where x stands in its array."""
+  # Those of `rsqrt` do on a CPU (jax 0.12): of 8 rows of 5 numbers, the first 4
+  # of each row are computed as a vector, and the last as a scalar.
   # Quotients and roots are rounded alike in vectors and scalars. XLA would
   # make rsqrt of 1 / sqrt(x).
   return jnp.sqrt(1 / x)
 
 
 class RMSNorm(nn.Module):
-  """Root-mean-square norm in float32, scaled; T5's layer norm and Llama's.
-
-  The normalised activations are rounded to `dtype` before they are scaled, as
-  both of the original implementations do.
-  """
+  """Root-mean-square norm in float32, scaled; T5's layer norm and Llama's."""
 
   epsilon: float = 1e-6
   dtype: jnp.dtype = jnp.float32
@@ -175,6 +171,7 @@ class RMSNorm(nn.Module):
     # Squares in bfloat16 would lose half of their digits.
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    # Rounded before it is scaled, as both original implementations do.
     x = (x * inverse_root(mean_square + self.epsilon)).astype(self.dtype)
     scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
     return x * scale.astype(self.dtype)
@@ -234,6 +231,7 @@ class Embed(nn.Module):
     scale = self.variables['params'].get('embedding' + SCALE)
     if scale is not None:
       return quantized.product(x, self.embedding, scale, axis=1)
+    # Logits are products with the embeddings, `[..., embed] @ [embed, V]`.
     return _matmul(x.astype(self.embedding.dtype), self.embedding.T)
 
 

@@ -77,7 +77,9 @@ def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
       f'boxes of {submesh}'
     )
   counts = np.array(grid.shape) // submesh
-  # Each axis in two, then the outer indices of all four before the inner ones.
+  # Each axis in two, then the outer indices of all four before the inner ones:
+  # 4 x 2 chips of one core, [4, 2, 1, 1], in boxes of 2 x 2 are [2, 2, 1, 2, 1,
+  # 1, 1, 1] and then [2, 1, 1, 1, 2, 2, 1, 1], two boxes of four.
   boxes = grid.reshape(np.stack([counts, submesh], axis=1).ravel())
   boxes = boxes.transpose(0, 2, 4, 6, 1, 3, 5, 7)
   return Mesh(
@@ -104,6 +106,7 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
     raise ValueError(
       f'{len(devices)} devices do not fill a box of {tuple(shape.tolist())}'
     )
+  # A device with coordinates (1, 0, 0) and core 0 is at grid[1, 0, 0, 0].
   grid = np.empty(shape, dtype=object)
   grid[tuple(places.T)] = devices
   return grid

@@ -150,8 +150,7 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
   """Trains a vocabulary; returns the content of a .model file.
 
   A unigram model (Kudo 2018, https://arxiv.org/abs/1804.10959) with T5's ids:
-  pad 0, eos 1, unk 2, and no bos. Unlike T5's it does not normalise, and spells
-  rare characters in bytes, so that every text comes back as it was, its blanks
+  pad 0, eos 1, unk 2, and no bos. Every text comes back as it was, its blanks
   apart. The same texts, a line each, give the same vocabulary. `size` is V with
   all special ids; ValueError if the texts are too short for it.
   """
@@ -169,6 +168,7 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
       model_type='unigram',
       vocab_size=size,
       character_coverage=_CHARACTER_COVERAGE,
+      # Unlike T5's it spells rare characters in bytes, and normalises nothing.
       byte_fallback=True,
       normalization_rule_name='identity',
       split_digits=True,
@@ -200,9 +200,9 @@ def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
 
 
 def _sentinels(extra_ids: int) -> bytes:
-  """Makes the pieces to append to a serialised model, as SeqIO adds them
-  (https://github.com/google/seqio, vocabularies.py), the last sentinel first. A
-  repeated field of a protocol buffer may be continued behind its end."""
+  """Makes the pieces to append to a serialised model, the last sentinel first,
+  as SeqIO adds them (https://github.com/google/seqio, vocabularies.py)."""
+  # A repeated field of a protocol buffer may be continued behind its end.
   # Written by hand, since the package's own messages need protobuf, which takes
   # a quarter of a second: field 1 (piece) is the name, field 2 (0x15) a float32
   # score and field 3 (0x18) the type. Lengths stand before field 1.

@@ -89,6 +89,7 @@ def watch(vocabulary: AnyVocabulary, stops: Sequence[Sequence[str]]) -> Watch:
     for row, own in enumerate(stops):
       if not own:
         continue
+      # Accepted tokens and the next one, as many as an EOS or a limit leaves.
       accepted = values.draft.tokens[row, : int(verdict.num_accepted[row])]
       tokens = [*accepted.tolist(), int(verdict.next_token[row])][: counts[row]]
       readings[row], count = read_on(vocabulary, own, readings[row], tokens)

@@ -61,6 +61,7 @@ def acceptance_rate(
   beta of one context; its mean over contexts is alpha."""
   p, q = _distribution('p', p), _distribution('q', q)
   lenience = above_zero('lenience', lenience, 1.0)
+  # Of p = [.5, .5] and q = [.8, .2]: .5 + .2; with lenience .5, .8 + .2.
   rate = np.minimum(p / lenience[..., None], q).sum(-1)
   return np.minimum(rate, 1.0)[()]
 
@@ -94,6 +95,7 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   in the draft were accepted. NaN, a position never tested, ends the draft. G
   may be 0.
   """
+  # Rates .8 and .5: 1 + .8 + .4 tokens.
   profile = np.asarray(profile, np.float64)
   profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)
   return (1 + profile.cumprod(-1).sum(-1))[()]
@@ -102,12 +104,11 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
 def expected_runs(rates: ArrayLike, gamma: int) -> float:
   """Returns mean target runs over one text whose drafted tokens have these
   chances: `[N]`, the `acceptance_rate` of each token after those before it.
-
-  A run begins where the last one ended, so that there are more of them where
-  text is hard to guess: a mean over all prefixes, such as a profile, promises
-  too much where hard tokens stand together. A text that ends within a draft
-  wastes the rest of it. Exact if each rate is 0 or 1; gamma is whole.
-  """
+  Exact if each rate is 0 or 1; gamma is whole."""
+  # A run begins where the last one ended, so that there are more of them where
+  # text is hard to guess: a mean over all prefixes, such as a profile, promises
+  # too much where hard tokens stand together. A text that ends within a draft
+  # wastes the rest of it.
   rates = in_range('rates', rates, 0, 1)
   in_range('gamma', gamma, 0)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
@@ -127,9 +128,9 @@ def alpha_from_block_efficiency(
   """Returns the alpha at which `expected_tokens` is the measured mean length,
   the third of the acceptance rates of `docs/notation.md`.
 
-  It inverts Equation 1 by bisection to float64 precision, with its assumption
-  of one independent rate. Tokens per target run are from 1 to `gamma + 1`,
-  within 1e-9 for rounding; gamma is above 0, for gamma 0 says nothing of alpha.
+  It inverts Equation 1, with its assumption of one independent rate. Tokens per
+  target run are from 1 to `gamma + 1`, within 1e-9 for rounding; gamma is above
+  0, for gamma 0 says nothing of alpha.
   """
   tokens, gamma = np.broadcast_arrays(
     in_range('block_efficiency', block_efficiency, 1 - 1e-9),
@@ -141,7 +142,8 @@ def alpha_from_block_efficiency(
       f'block_efficiency {tokens[is_above][0]:g} is above gamma + 1 ='
       f' {gamma[is_above][0] + 1:g}'
     )
-  # Halving 60 times leaves less than the spacing of float64 numbers near 1.
+  # By bisection, to float64 precision: halving 60 times leaves less than the
+  # spacing of numbers near 1.
   low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
   for _ in range(60):
     middle = (low + high) / 2

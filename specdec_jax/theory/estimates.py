@@ -15,11 +15,8 @@ def ratio(
 ) -> tuple[float, list[float] | None]:
   """Estimates a ratio of sums over rows, and its 95% interval.
 
-  Rows are the sampling unit, since neighbouring tokens are not independent: the
-  variance is that of a ratio estimate, linearised (Cochran, Sampling
-  Techniques, 3rd edition, chapter 6). Sums, such as accepted tokens, and
-  counts, such as tested ones, are `[R]`; the interval is None for fewer than
-  two rows. ValueError if nothing was counted.
+  Sums, such as accepted tokens, and counts, such as tested ones, are `[R]`; the
+  interval is None for fewer than two rows. ValueError if nothing was counted.
   """
   if not counts.sum():
     raise ValueError(f'nothing was counted in {len(counts)} rows')
@@ -33,6 +30,9 @@ def ratio(
 
 def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
   """Estimates the standard error of a `ratio`; None for fewer than two rows."""
+  # Rows are the sampling unit, since neighbouring tokens are not independent:
+  # the variance is that of a ratio estimate, linearised (Cochran, Sampling
+  # Techniques, 3rd edition, chapter 6).
   is_counted = counts > 0
   num_rows = int(is_counted.sum())
   if num_rows < 2:

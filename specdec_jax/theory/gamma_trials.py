@@ -69,8 +69,8 @@ class ChosenGamma:
 
   def checked(self, num_tokens: int, num_runs: int) -> 'ChosenGamma':
     """Returns plain decoding instead, if texts at hand have too few tokens per
-    target run: how fast drafts are is the machine's affair, how good they are
-    is the texts'."""
+    target run."""
+    # How fast drafts are depends on the machine, how good on the texts.
     if not self.gamma or num_tokens >= self.break_even * num_runs:
       return self
     return ChosenGamma(
@@ -85,12 +85,12 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
   """Counts target runs `[R]` that drafts of at most `gamma` tokens would have
   needed for what those of a trial gave.
 
-  Where a draft had A tokens accepted, a run decided on A + 1; with a shorter
-  one, all accepted, on `gamma + 1` of them. It takes a drafter that goes on as
-  it would have: models and copies do. Exact if `gamma + 1` divides the trial's;
-  else where a whole draft was accepted, and the next run goes on, the share of
-  runs is counted.
+  It takes a drafter that goes on as it would have: models and copies do. Exact
+  if `gamma + 1` divides the trial's; else where a whole draft was accepted, and
+  the next run goes on, the share of runs is counted.
   """
+  # Where a draft had A tokens accepted, a run decided on A + 1; with a shorter
+  # one, all accepted, on `gamma + 1` of them.
   num_rows = trial.num_runs.size
   # Of 10 runs with gamma 3, 6 accepted a first token, 4 a second, 1 a third:
   # `ended` is 4, 2, 3, 1 runs with 0, 1, 2, 3 accepted. With gamma 1 these need
@@ -201,6 +201,8 @@ def _efficiencies(
   )
   accepted = sum(int((t.num_tokens - t.num_runs).sum()) for t in trials)
   promised = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
+  # Of 100 tokens that the longest drafts promise for all trials' runs 90 were
+  # accepted: every gamma is expected to have 0.9 of what they promise it.
   level = accepted / promised if promised else 1.0
   return {gamma: 1 + level * (shape(gamma) - 1) for gamma in gammas}
 
@@ -214,6 +216,7 @@ def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
     [runs_with(trial, drafting[0].gamma) for trial in drafting]
   )
   error = estimates.standard_error(tokens, runs) or 0.0
+  # Independent errors add up as squares.
   errors = (
     error * runs.sum() / tokens.sum(),
     plain.iteration_error,
@@ -234,6 +237,7 @@ def _agree(trials: Sequence[Trial]) -> bool | None:
     )
     if its is None or theirs is None:
       return None
+    # As far apart as both half intervals, which add up as squares.
     if abs(found - promised) > np.hypot(found - its[0], promised - theirs[0]):
       return False
   return True

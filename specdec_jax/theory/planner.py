@@ -62,12 +62,10 @@ def expected_iterations(
   profile: ArrayLike, length: int, batch_size: int
 ) -> float:
   """Computes mean iterations until the slowest of `batch_size` rows has
-  `length` tokens, at least 1, from acceptance rates by position, `[G]`.
-
-  Exact for independent rows and iterations: the distribution of the tokens per
-  iteration is convolved until the length is reached, and the mean of the
-  maximum is `sum_m (1 - P(done within m)^B)`.
-  """
+  `length` tokens, at least 1, from acceptance rates by position, `[G]`. Exact
+  for independent rows and iterations."""
+  # The distribution of the tokens per iteration is convolved until the length
+  # is reached; the mean of the maximum is `sum_m (1 - P(done within m)^B)`.
   in_range('length', length, 1)
   in_range('batch_size', batch_size, 1)
   profile = in_range('profile', profile, 0, 1)

@@ -76,6 +76,8 @@ def checked_rates(rates: ArrayLike) -> np.ndarray:
 
 def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
   """Computes the probability to reach each node 1 .. N, float64 `[N]`."""
+  # Parents [0, 0, 1] are two children of the root, and one of the first child:
+  # with rates .6 and .2 at every depth they are reached with .6, .2 and .36.
   rates = checked_rates(rates)
   num_children = [0] * (len(parents) + 1)
   found = [1.0]
@@ -130,14 +132,12 @@ def best_paths(
 ) -> list[tuple[float, tuple[int, ...]]]:
   """Finds the nodes with the greatest values, each with the ranks along its
   path, from 0, in the order in which they are worth adding; fewer if there are
-  not as many. Arguments are those of `best_tree`.
-
-  A child's value is at most its parent's, and that of a sibling at most that of
-  the one before it. The first n nodes therefore are a tree for every n, and no
-  tree of n nodes has more expected tokens: it is what Sequoia's dynamic
-  programme finds. Of equal values the one of less depth comes first, then of
-  lower ranks.
-  """
+  not as many. Of equal values the one of less depth comes first, then of lower
+  ranks. Arguments are those of `best_tree`."""
+  # A child's value is at most its parent's, and that of a sibling at most that
+  # of the one before it. The first n nodes therefore are a tree for every n,
+  # and no tree of n nodes has more expected tokens: it is what Sequoia's
+  # dynamic programme finds.
   rates = checked_rates(rates)
   in_range('num_nodes', num_nodes, 1)
   in_range('max_depth', max_depth, 1)

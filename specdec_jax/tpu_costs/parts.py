@@ -221,6 +221,7 @@ def costs_of(
     draft_seconds=further.seconds,
     c_hat=further.flops / target[0].flops,
     tree_nodes=[len(tree.parents) for tree in shapes],
+    # Of two trees: target call, draft, target call, draft.
     tree_seconds=[cost.seconds for cost in of_trees[::2]],
     level_seconds=[
       cost.seconds / trees.depth(tree)

@@ -54,13 +54,13 @@ def template(name: str, **filters: Callable[..., object]) -> Any:
 def visible(text: str, *, keep: str = '') -> str:
   """Replaces every character that would act instead of show.
 
-  Control characters become control pictures, so that no token can command a
-  terminal; line breaks `⏎`, tabs `⇥`; characters that reorder text, lone
-  surrogates, line separators and what XML forbids become `<U+XXXX>`. Characters
-  in `keep` stay.
+  Control characters become control pictures; line breaks `⏎`, tabs `⇥`;
+  characters that reorder text, lone surrogates, line separators and what XML
+  forbids become `<U+XXXX>`. Characters in `keep` stay.
   """
 
   def shown(character: str) -> str:
+    # No token can command a terminal.
     if character in keep:
       return character
     if character in _PICTURES:

@@ -31,13 +31,11 @@ def summed(
 ) -> LossSums:
   """Sums `fn` over the positions that are needed, `size` at a time.
 
-  The gradient is computed along with them, so that nothing of a part is kept.
-  On a mesh all positions are one part, which stays on its devices.
-
   `fn` sums over any number of positions, 0 for one that is not needed. The loss
   is differentiated by `params` and by `inputs` of each position, arrays `[N,
   ...]`, as `constants` are; all positions read `shared`.
   """
+  # On a mesh all positions are one part, which stays on its devices.
   if is_on_mesh():
     return fn(params, inputs, constants, shared)
   # Those needed come first, in their order: of [no, yes, no, yes] the order is
@@ -65,6 +63,7 @@ def padded(inputs: ArrayTree, order: Array, size: int) -> ArrayTree:
   def of_whole_parts(x: Array) -> Array:
     rest = [(0, 0)] * (x.ndim - 1)
     x = jnp.take(x, order, axis=0, mode='clip')
+    # 5 positions in parts of 2 are 6.
     return jnp.pad(x, [(0, -order.size % size), *rest])
 
   return jax.tree.map(of_whole_parts, inputs)
@@ -74,7 +73,8 @@ def padded(inputs: ArrayTree, order: Array, size: int) -> ArrayTree:
 def _summed(
   fn: SumsFn, size: int, params: ArrayTree, inputs: ArrayTree, rest: _Rest
 ) -> LossSums:
-  # Gradients that nobody reads are left out by the compiler.
+  # The gradient is computed along with the sums, so that nothing of a part is
+  # kept; where nobody reads it, the compiler leaves it out.
   return _forward(fn, size, params, inputs, rest)[0]
 
 

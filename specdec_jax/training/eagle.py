@@ -46,7 +46,8 @@ class TargetHead:
 
 
 def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, ArrayTree]:
-  """Reads sizes and params of a Llama-type target; as `read_head`."""
+  """Reads sizes and params of a Llama-type target, as `--model` takes it;
+  ValueError for another model."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
   check_target(target, config)
   return config, params
@@ -68,21 +69,17 @@ def head_of(config: LlamaConfig, params: ArrayTree) -> TargetHead:
 
 def head_digest(head: TargetHead) -> str:
   """Digests a target's rows of logits and its last norm, by which texts name
-  who wrote them, as bfloat16, so that it is the same in every dtype."""
+  who wrote them."""
   digest = hashlib.sha256()
+  # As bfloat16, so that it is the same in every dtype.
   for array in (head.norm, head.rows):
     digest.update(np.asarray(array.astype(jnp.bfloat16)).tobytes())
   return digest.hexdigest()
 
 
 class UnrolledAttention:
-  """The attention of an unrolled step, for `Eagle`'s `mix`.
-
-  Drafting from position t, step i, counted from 0, reads true features up to t
-  and what steps 1 to i drafted. Here all t are drafted from at once: a query
-  sees the keys of step 0 up to its own position, in its text, and of each later
-  step the one at its own place. Called once per step, in their order.
-  """
+  """The attention of an unrolled step, for `Eagle`'s `mix`; called once per
+  step, in their order."""
 
   def __init__(self, mask: Array, scale: float):
     """`mask` is bool `[B, T, T]`: which keys of step 0 each position sees."""
@@ -94,8 +91,13 @@ class UnrolledAttention:
     self.steps.append((keys, values))
     batch, num_heads, length, head_dim = queries.shape
     by_group = (batch, keys.shape[1], -1, length, head_dim)
+    # Queries by the keys that they share: 4 heads over 2 are [B, 2, 2, T, D].
     scaled = queries * jnp.asarray(self.scale, queries.dtype)
     scaled = scaled.reshape(by_group)
+    # Drafting from position t, step i, counted from 0, reads true features up
+    # to t and what steps 1 to i drafted. Here all t are drafted from at once: a
+    # query sees the keys of step 0 up to its own position, in its text, and of
+    # each later step the one at its own place.
     # At step 2 from position t: scores over the keys of step 0 up to t, then
     # one for each of steps 1 and 2 at t itself. One softmax over all of them
     # weighs what was read and what was drafted alike.
@@ -186,12 +188,11 @@ def target_states(
   float32 normaliser `[B, T]` of the logits, over all tokens.
 
   `last` is what left the target's last layer, `[B, T, embed]`. The normaliser
-  is known from the token that was written next: its logit is computed here, and
-  its log-probability was recorded. It is meaningless where a prompt's token
-  follows.
+  is meaningless where a prompt's token follows.
   """
-  # log p = logit - normaliser: of the logit and log p of one token follows the
-  # normaliser, without the logits of all V.
+  # log p = logit - normaliser, and of the token that was written next log p was
+  # recorded and the logit is computed here: that gives the normaliser, without
+  # the logits of all V.
   norm = RMSNorm(epsilon, head.rows.dtype)
   x = applied(norm)({'scale': head.norm}, last)
   next_rows = jnp.take(head.rows, ahead(batch['decoder_target_tokens'], 1), 0)
@@ -214,10 +215,9 @@ def lk_loss(
 
   alpha = sum min(p, q): a token drawn from q is accepted with that probability.
   The loss is lambda KL(p | q) + (1 - lambda) (1 - alpha), and lambda, which is
-  exp(-sharpness alpha), counts as a constant: the divergence teaches where
-  little is accepted, alpha's own gradient where much is. Sums run over the
-  tokens that can be drafted; p is not renormalised onto them, and its mass
-  elsewhere is lost to alpha whatever q is.
+  exp(-sharpness alpha), counts as a constant. Sums run over the tokens that can
+  be drafted; p is not renormalised onto them, and its mass elsewhere is lost to
+  alpha whatever q is.
 
   `log_p` and `logits` are `[..., V_draft]`; the results float32 `[...]`.
   """
@@ -227,6 +227,8 @@ def lk_loss(
   p, q = jnp.exp(log_p), jnp.exp(log_q)
   alpha = jnp.minimum(p, q).sum(-1)
   kl = (p * (log_p - log_q)).sum(-1)
+  # The divergence teaches where little is accepted, alpha's own gradient where
+  # much is.
   share = jax.lax.stop_gradient(jnp.exp(-sharpness * alpha))
   return share * kl + (1 - share) * (1 - alpha), kl, alpha
 
@@ -260,6 +262,7 @@ def eagle_loss(
     rounded = jax.tree.map(lambda x: x.astype(config.dtype), params)
     rounded['target_ids'] = ids
     streams = batch['streams']
+    # Of streams of 3 layers, side by side, the last is the target's output.
     begin = streams.shape[-1] - target_config.embed_dim
     features, last = jnp.split(streams, [begin], axis=-1)
     x, normalizer = target_states(

@@ -84,11 +84,7 @@ def eagle_params(
 
   The tokens that can be drafted are those that the target wrote most often in
   `texts`, a folder of `specdec data write --prompts`; how much of its output
-  they cover is printed. Their logits, and the norm before them, begin as the
-  target's. Norms of features and of embeddings begin as those of the target's
-  layers that read the same, which hold the few outlying dimensions of a stream
-  down; and the hidden state begins as the last feature, so that the layer adds
-  to a stream from which those logits can be read.
+  they cover is printed.
   """
   counts = written_texts.token_counts(
     texts, config.vocab_size, num_parts=num_parts
@@ -115,12 +111,17 @@ def begun(
   head = training.head_of(target_config, target_params)
   scale_of = functools.partial(_norm_scale, target_config, target_params)
   params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
+  # Logits, and the norm before them, begin as the target's. Other norms begin
+  # as those of the target's layers that read the same, which hold the few
+  # outlying dimensions of a stream down.
   params['target_ids'] = target_ids
   params['logits_dense'] = {'kernel': head.rows[target_ids].T}
   params['decoder_norm'] = {'scale': head.norm}
   params['embedding_layer_norm'] = {'scale': scale_of(0)}
   for i, layer in enumerate(config.feature_layers):
     params[f'feature_norms_{i}'] = {'scale': scale_of(layer)}
+  # The hidden state begins as the last feature, so that the layer adds to a
+  # stream from which those logits can be read.
   kernel = params['features_dense']['kernel']
   last = scale_of(config.feature_layers[-1])
   params['features_dense'] = {'kernel': _passing_the_last(kernel, last)}

@@ -55,8 +55,8 @@ def cross_entropy(
   """Computes T5X's loss (`t5x.losses.compute_weighted_cross_entropy`).
 
   The smoothed distribution has `1 - label_smoothing` on the target and the rest
-  spread evenly over the other V - 1 tokens; its own entropy is subtracted, so
-  that a perfect prediction has loss 0. The z-loss is `z_loss * log(Z)^2`.
+  spread evenly over the other V - 1 tokens; a perfect prediction has loss 0.
+  The z-loss is `z_loss * log(Z)^2`.
 
   Logits are `[..., V]`, targets int32 `[...]`, weights float32 `[...]` and 0
   where there is no target. T5X's own configurations take a z_loss of 1e-4.
@@ -72,6 +72,7 @@ def cross_entropy(
     on, off = 1.0 - label_smoothing, label_smoothing / others
     # The weights of all tokens sum to 1, so log_z needs no factor.
     rest = logits.sum(-1) - target_logits[..., 0]
+    # Its own entropy is what a perfect prediction would cost.
     entropy = -(on * np.log(on) + others * off * np.log(off + 1e-20))
     loss = log_z - on * target_logits[..., 0] - off * rest - entropy
   if z_loss:
@@ -148,11 +149,7 @@ def divergence(
   target_logits: Array, draft_logits: Array, *, kind: str, beta: float = 0.5
 ) -> Array:
   """Measures how far a drafter's distributions q are from a target's p, per
-  position.
-
-  DistillSpec (Zhou et al., arXiv 2310.08461, Sec. 2 and App. A). The total
-  variation is 1 minus the probability that speculative sampling accepts a token
-  drawn from q (Leviathan et al., arXiv 2211.17192, Def. 3.2).
+  position: DistillSpec (Zhou et al., arXiv 2310.08461, Sec. 2 and App. A).
 
   Both logits are `[..., V]`. Kinds are `forward_kl`, KL(p | q); `reverse_kl`,
   KL(q | p); `jsd`, `beta` KL(p | m) + (1 - `beta`) KL(q | m) with m the mixture
@@ -171,8 +168,11 @@ def divergence(
     return _kl(log_p, log_q)
   if kind == 'reverse_kl':
     return _kl(log_q, log_p)
+  # 1 minus the probability that speculative sampling accepts a token drawn from
+  # q (Leviathan et al., arXiv 2211.17192, Def. 3.2).
   if kind == 'tvd':
     return 0.5 * jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)).sum(-1)
+  # The mixture's own logarithm, log(beta p + (1 - beta) q).
   log_m = jnp.logaddexp(log_p + np.log(beta), log_q + np.log1p(-beta))
   return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
 

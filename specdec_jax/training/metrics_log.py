@@ -17,15 +17,15 @@ def open_log(
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
   """Opens `(step, metrics)`, which writes a log that goes on after a step.
 
-  Lines of later steps are those of a run that was killed, which takes these
-  steps again: they stay until a line of their step, or of a later one, replaces
-  them. `tensorboard --logdir` reads the files beside it, which are written to a
-  local disk where the clu package and the TensorFlow that it needs are
-  installed. The folder is made if need be.
+  Lines of later steps stay until a line of their step, or of a later one,
+  replaces them. `tensorboard --logdir` reads the files beside it, which are
+  written to a local disk where the clu package and the TensorFlow that it needs
+  are installed. The folder is made if need be.
   """
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / NAME
   lines = read_log(path)
+  # Later lines are of a run that was killed, which takes these steps again.
   kept = [line for line in lines if line['step'] <= step]
   outdated = [line for line in lines if line['step'] > step]
   # The file can also end in half a line, and an object of a bucket cannot grow.
@@ -46,6 +46,7 @@ def open_log(
       with path.open('a', encoding='utf-8') as file:
         file.write(json.dumps(line) + '\n')
     else:
+      # Written anew in a bucket, and while lines of a killed run are behind.
       kept.append(line)
       outdated = [other for other in outdated if other['step'] > step]
       with replacing.file(path) as partial:

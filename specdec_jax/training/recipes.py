@@ -43,8 +43,7 @@ def distillation_loss(
 
   DistillSpec (Zhou et al., arXiv 2310.08461) minimises it over the data set's
   text, the target's or the drafter's own. What it reports as correct is where
-  the two have the same likeliest token: the probability that a greedy draft is
-  accepted there.
+  the two have the same likeliest token.
 
   The target is a model, as `--model` takes it, in `target_dtype` or in that of
   the drafter's activations; its parameters do not change. `losses.divergence`
@@ -60,12 +59,14 @@ def distillation_loss(
   def loss_fn(params, batch: Batch, dropout_key: Array | None) -> LossSums:
     key = dropout_key if config.dropout_rate else None
     draft = losses.teacher_forced(config, params, batch, key)
+    # The target's parameters are constants, and its logits take no gradient.
     target = jax.lax.stop_gradient(
       losses.teacher_forced(target_config, target_params, batch)
     )
     weights = batch['decoder_loss_weights']
     distance = losses.divergence(target, draft, kind=kind, beta=beta)
     sums = losses.cross_entropy(draft, batch['decoder_target_tokens'], weights)
+    # Where they agree a greedy draft is accepted.
     agrees = (draft.argmax(-1) == target.argmax(-1)).astype(jnp.float32)
     return dataclasses.replace(
       sums,

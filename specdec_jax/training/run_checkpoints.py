@@ -149,6 +149,7 @@ class Checkpoints:
         run = self.restore(like, step)
       except ValueError as raised:
         error = raised
+      # What one cannot read none takes: all have to go on from one step.
       if _is_everywhere(run is not None):
         break
       unread.append((step, error))
@@ -166,6 +167,7 @@ class Checkpoints:
         f'now {aside.name}; training goes back to step {step} '
         f'({error.__cause__ or error})'
       )
+    # Nobody lists the steps anew before the first process has moved them.
     if unread and _is_everywhere(True):
       self.manager.reload()
     return run
@@ -175,8 +177,7 @@ class Checkpoints:
 
 
 def _is_everywhere(flag: bool) -> bool:
-  """Tells whether it is true in all processes, which wait for each other
-  here."""
+  """Tells whether it is true in all processes, which wait for each other."""
   return bool(multihost_utils.process_allgather(np.asarray(flag)).all())
 
 

@@ -79,6 +79,8 @@ def train(
   if vocabulary is not None:
     dataset = dataset._replace(vocabulary=user_path(vocabulary))
   _check_processes(dataset, initial_checkpoint_path)
+  # The dtype is that of activations: weights are read, trained and written in
+  # float32.
   in_float32 = _computed_in(config, 'float32', 0.0)
   folder = user_path(model_dir)
   with (
@@ -194,12 +196,10 @@ def _mesh(
 def _reporting(
   folder: Path, schedule: loop.Schedule
 ) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
-  """Reports metrics to the log, the screen and a bar; means over steps.
-
-  A mean ends at a checkpoint too: a run that goes on from there writes the
-  lines of one that was not killed. The second function prints sentences. Of
-  several processes the first one does all of it.
-  """
+  """Reports metrics to the log, the screen and a bar, as means over steps; the
+  second function prints sentences."""
+  # A mean ends at a checkpoint too: a run that goes on from there writes the
+  # lines of one that was not killed. Of several processes the first does all.
   with contextlib.ExitStack() as stack:
     bar: progress.Bar | None = None
     write: loop.Report | None = None

@@ -263,9 +263,10 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
 def _rope_scaling(
   file: GgufFile, base: float, head_dim: int
 ) -> RopeScaling | None:
-  """Returns how rotary positions are stretched. A file has only what divides
-  each of the frequencies, and the public models have the same constants but for
-  the factor; raises ValueError if a file has others."""
+  """Returns how rotary positions are stretched; raises ValueError if in another
+  way than Llama 3.1's."""
+  # A file has only what divides each of the frequencies, the lowest by the
+  # whole factor; all other constants are those of the public models.
   if _ROPE_FACTORS not in file.tensors:
     return None
   stored = container.read_tensor(file, _ROPE_FACTORS)

@@ -125,8 +125,9 @@ def open_gguf(path: Path) -> GgufFile:
 def _read_header(
   data: 'np.ndarray | Ranges',
 ) -> tuple[Json, dict[str, TensorInfo]]:
-  """The metadata, and where tensors lie. The header does not say how long it
-  is: that of an object in a bucket is read again, larger, until it is whole."""
+  """The metadata, and where tensors lie."""
+  # The header does not say how long it is: that of an object in a bucket is
+  # read again, larger, until it is whole.
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
   while True:
     try:
@@ -173,7 +174,8 @@ def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
 
 def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
   """Returns how a tensor is quantised, and how many values a block has in how
-  many bytes: those of Q8_0 are 32 in 34, a scale and 32 of 8 bits."""
+  many bytes."""
+  # Those of Q8_0 are 32 in 34: a scale of 16 bits and 32 of 8.
   gguf = _import_gguf()
   try:
     quantization = gguf.GGMLQuantizationType(info.type_id)
@@ -214,4 +216,5 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
         ) from error
       if not parameters.is_all_finite(values):
         raise ValueError(f'{file.path}: tensor {name} holds NaN or infinity')
+  # Blocks follow each other along the last axis, as in C.
   return result.reshape(info.shape)

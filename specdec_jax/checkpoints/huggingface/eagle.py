@@ -87,8 +87,9 @@ _DEFAULTS = {
 
 
 def is_stated(values: Settings) -> bool:
-  """Tells whether config.json is that of an EAGLE-3 drafter. SafeAILab's own
-  name the architecture of a Llama, from which `draft_vocab_size` tells them."""
+  """Tells whether config.json is that of an EAGLE-3 drafter."""
+  # SafeAILab's own name the architecture of a Llama, from which
+  # `draft_vocab_size` tells them.
   return (
     any('Eagle3' in name for name in values.texts('architectures', []))
     or values.has('speculators_model_type')
@@ -163,11 +164,9 @@ def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
 
 
 def _feature_layers(values: Settings) -> tuple[int, ...]:
-  """The target's layers whose inputs are read; empty for the usual three.
-
-  SGLang's `eagle_config` names layers by their outputs, and the output of layer
-  N is the input of layer N + 1; vLLM's key at the top names them by inputs.
-  """
+  """The target's layers whose inputs are read; empty for the usual three."""
+  # SGLang's `eagle_config` names layers by their outputs, and the output of
+  # layer N is the input of layer N + 1; vLLM's key at the top names the inputs.
   nested = values.at(_NESTED)
   layers = [i + 1 for i in nested.counts(_LAYER_IDS, [])]
   by_input = values.counts(_LAYER_IDS, layers)
@@ -179,8 +178,9 @@ def _feature_layers(values: Settings) -> tuple[int, ...]:
 
 
 def _last_norm(values: Settings, names: Collection[str]) -> dict[str, bool]:
-  """What `norm_output` means: to SpecForge, for which it is true by default, a
-  norm before the logits; to vLLM, that the normed state is fed back."""
+  """What `norm_output` means, which depends on who wrote the file."""
+  # To SpecForge, for which it is true by default, a norm before the logits; to
+  # vLLM, that the normed state is fed back.
   if any(name.startswith(_LAYER) for name in names):
     return {'norm_before_logits': values.flag('norm_output', True)}
   return {'norm_before_next': values.flag('norm_output', False)}
@@ -241,8 +241,9 @@ def from_file(config: EagleConfig, params: Weights) -> Weights:
 
 def to_file(config: EagleConfig, params: Weights) -> Weights:
   """The reverse of `from_file`, and which tokens of the target are drafted; of
-  a drafter of all tokens, logits in their order, as no reader has both."""
-  # And back; of a whole vocabulary [2, 0, 1] the logits' columns are sorted.
+  a drafter of all tokens, logits in their order."""
+  # And back; of a whole vocabulary [2, 0, 1] the logits' columns are sorted, as
+  # no reader has ids beside it.
   ids = np.asarray(params[_IDS], np.int64)
   if _is_whole(config):
     kernel = np.asarray(params['logits_dense']['kernel'])

@@ -59,13 +59,11 @@ _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
-  """Returns the sizes that config.json states.
-
-  Llama, Mistral, Qwen2 and Qwen3 are one network: Mistral is Llama with a
-  sliding window, Qwen2 has biases on queries, keys and values, and Qwen3 norms
-  of queries and keys. Raises ValueError for features that `models.llama` does
-  not compute.
-  """
+  """Returns the sizes that config.json states; raises ValueError for features
+  that `models.llama` does not compute."""
+  # Llama, Mistral, Qwen2 and Qwen3 are one network: Mistral is Llama with a
+  # sliding window, Qwen2 has biases on queries, keys and values, and Qwen3
+  # norms of queries and keys.
   kind = values.text('model_type')
   check_supported(values, kind)
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)

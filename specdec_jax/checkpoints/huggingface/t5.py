@@ -127,7 +127,8 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
 
 def _check_ids(values: Settings) -> None:
   """Raises ValueError unless decoders start with 0, and padding is 0 or, as in
-  MADLAD-400, 1: our rows are padded with 0, which both were trained with."""
+  MADLAD-400, 1."""
+  # Our rows are padded with 0, which both were trained with.
   values.expect('decoder_start_token_id', 0, ', as T5 has it')
   if values.count('pad_token_id', 0, least=0) > 1:
     values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')

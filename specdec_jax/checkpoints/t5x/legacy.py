@@ -144,9 +144,9 @@ def write(folder: Path, params: Weights, *, step: int) -> None:
 
 
 def chunk_shape(shape: tuple[int, ...]) -> list[int]:
-  """Chunks of at most 4 Mi elements: the largest axis is halved until then, so
-  that a process which needs a slice decompresses little else."""
-  # [32128, 512] has 16 Mi elements: [16064, 512], then [8032, 512].
+  """Chunks of at most 4 Mi elements: the largest axis is halved until then."""
+  # So a process that needs a slice decompresses little else. [32128, 512] has
+  # 16 Mi elements: [16064, 512], then [8032, 512].
   chunks = list(shape)
   while np.prod(chunks, dtype=np.int64) > _CHUNK_ELEMENTS:
     axis = int(np.argmax(chunks))

@@ -281,6 +281,7 @@ def speculative_decode(
     eos_id=eos_id,
     forced=inputs,
   )
+  # `[B, decodes, L]`, of one decode each, without the start token.
   return output.tokens[:, None, 1:], counters(output)['scores'][:, None]
 
 
@@ -343,11 +344,9 @@ def _force(
   model: LanguageModel, tokens: Array, *, eos_id: int
 ) -> LanguageModel:
   """Returns a T5 that gives all probability to `tokens[b, i]` at position i of
-  row b, where that is not 0, and is itself elsewhere.
-
-  A forced EOS does not end a row in T5X. The loop is given 0 in its place,
-  which the model reads as the EOS that it stands for; `decode` undoes it.
-  """
+  row b, where that is not 0, and is itself elsewhere."""
+  # A forced EOS does not end a row in T5X. The loop is given 0 in its place,
+  # which the model reads as the EOS that it stands for; `decode` undoes it.
   # Beyond the last position nothing is forced, as in this column.
   tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
 
@@ -355,6 +354,7 @@ def _force(
     positions = arrays.block_positions(cache.lengths, appended.shape[1])
     if (placement := options.get('placement')) is not None:
       positions = placement.positions
+    # With tokens [0, 5, 6, 0], 6 is forced to follow position 1.
     of = functools.partial(jnp.take_along_axis, tokens, axis=1, mode='clip')
     appended = jnp.where(of(positions) == eos_id, eos_id, appended)
     following = of(positions + 1)

@@ -181,11 +181,9 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
 def _split(
   stock: type, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], decoding.Settings, Any]:
-  """T5X's own arguments, the settings, and the draft model's network.
-
-  What gin binds for T5X's class counts here where nothing else is given;
-  `decode_fn` says how to sample.
-  """
+  """T5X's own arguments, the settings, and the draft model's network."""
+  # What gin binds for T5X's class counts here where nothing else is given;
+  # `decode_fn` says how to sample.
   signature = inspect.signature(stock)
   settings = (*Speculation.__dataclass_fields__, 'draft_module')
   given = {name: kwargs.pop(name) for name in settings if name in kwargs}
@@ -207,6 +205,7 @@ def _result(
   tokens: Array, output: DecodeOutput, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
   aux = decoding.counters(output)
+  # `[B, decodes, L]`, of one decode each.
   if return_all_decodes:
     return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
   return tokens, aux

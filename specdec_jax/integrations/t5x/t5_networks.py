@@ -78,12 +78,8 @@ def config_of(module: Any) -> T5Config:
 
 
 def params_of(params: Weights, config: T5Config, *, role: str) -> Weights:
-  """Returns a network's parameters in the dtypes that T5X computes with.
-
-  T5X rounds every kernel to the dtype of the activations, but multiplies the
-  last projection, or embeddings that serve as it, in float32. ValueError, with
-  the `role`, if names or shapes are not those of the network.
-  """
+  """Returns a network's parameters in the dtypes that T5X computes with;
+  ValueError, with the `role`, if names or shapes are not its own."""
   # Names and shapes first: a wrong tree would decode, and wrongly.
   params = flax.core.unfreeze(params)
   found, wanted = (
@@ -97,6 +93,8 @@ def params_of(params: Weights, config: T5Config, *, role: str) -> Weights:
         f'{found.get(name, "none: it is missing")}, and its network expects '
         f'{wanted.get(name, "no such parameter")}'
       )
+  # T5X rounds every kernel to the dtype of the activations, but multiplies the
+  # last projection, or embeddings that serve as it, in float32.
   last = 'token_embedder' if config.is_tied else 'logits_dense'
 
   def cast(path, leaf):

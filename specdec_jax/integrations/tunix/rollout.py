@@ -266,7 +266,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     self, rows: Sequence[np.ndarray], room: int, temperature: float
   ) -> list[np.ndarray]:
     """Log-probabilities of all tokens of each row but the first, at a
-    temperature, by Tunix's network: the loop keeps those at temperature 1."""
+    temperature, by Tunix's network."""
+    # The loop keeps those at temperature 1.
     graphdef, state = nnx.split(self._model)
     found = []
     # Row by row: the logits of all would be the largest array of a training.
