@@ -49,7 +49,7 @@ def sample(row_keys: Array, probs: Array) -> Array:
   blocks = padded.reshape(probs.shape[0], -1, width)
   block = _invert(draws[:, 0], jnp.sum(blocks, axis=-1))
   within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-  return block * width + _invert(draws[:, 1], within)
+  return block * width + _invert(draws[:, 1], within)  # block 2, entry 5: 261
 
 
 def _invert(draws: Array, weights: Array) -> Array:

@@ -38,7 +38,7 @@ def threefry(keys: Array) -> Array:
     )
   first, second = words[..., :2], words[..., 2:]
   if second.size:
-    is_twice = jnp.all(first == second, axis=-1, keepdims=True)
+    is_twice = jnp.all(first == second, axis=-1, keepdims=True)  # [a, b, a, b]
     first = jnp.where(is_twice, first, _fold(first, second))
   return jax.random.wrap_key_data(first, impl=_THREEFRY)
 
@@ -59,7 +59,7 @@ def row_keys(rng_key: Array, row_ids: Array) -> Array:
   """Derives keys `[B]` from one key of any kind and int32 row ids `[B]`; given
   B keys, returns those. Raises ValueError for another number of keys."""
   rng_key = threefry(rng_key)
-  if rng_key.shape == row_ids.shape:
+  if rng_key.shape == row_ids.shape:  # the rows have their own
     return rng_key
   if rng_key.shape:
     raise ValueError(

@@ -152,7 +152,7 @@ def _keep_heaviest(
     middle = (low >> 1) + (high >> 1) + (low & high & 1)
     above = jnp.where(scores > float_at(middle), weights, 0)
     total = jnp.sum(above, axis=-1, keepdims=True, dtype=weights.dtype)
-    is_kept = total < limit
+    is_kept = total < limit  # so the least kept score is at most `middle`
     low = jnp.where(is_kept, low, middle + 1)
     return low, jnp.where(is_kept, middle, high)
 

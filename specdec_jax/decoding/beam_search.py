@@ -118,7 +118,7 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
     processors=prompt.processors,
     starts=None if prompt.processors is None else lengths,
     live=live,
-    live_log_probs=nothing.at[:, -1].set(0.0),
+    live_log_probs=nothing.at[:, -1].set(0.0),  # the only beam that exists
     lengths=lengths,
     finished=jnp.zeros_like(live),
     finished_lengths=jnp.zeros((batch_size, num_beams), jnp.int32),
@@ -273,4 +273,4 @@ def _append(sequences: Array, tokens: Array, lengths: Array) -> Array:
 def _best_last(scores: Array, count: int) -> tuple[Array, Array]:
   """Finds the `count` best of `[B, N]`, ascending, and their indices."""
   best, indices = jax.lax.top_k(scores, count)
-  return best[:, ::-1], indices[:, ::-1]
+  return best[:, ::-1], indices[:, ::-1]  # [3, 1, 2], 2 -> [2, 3], [2, 0]

@@ -119,7 +119,7 @@ def _feed(
   starts = jnp.maximum(jnp.minimum(starts + i * width, ends - width), 0)
   block = arrays.read_block(prompt.decoder_tokens, starts, width)
   cache = target.rewind(cache, starts)
-  at = jnp.zeros_like(starts)
+  at = jnp.zeros_like(starts)  # logits are not used: project one position
   _, cache = target.extend(params.target, block, cache, at=at)
   if drafter.read is not None:
     # The last token of a context is pending: it is not among those fed.

@@ -49,7 +49,7 @@ def score(
   )
   logits, _ = target.extend(
     params.target,
-    jnp.concatenate([pending, tokens[:, :-1]], axis=1),
+    jnp.concatenate([pending, tokens[:, :-1]], axis=1),  # targets shifted right
     target.init(params.target, prompt, max_len),
   )
   normalizer = jax.nn.logsumexp(logits, axis=-1)

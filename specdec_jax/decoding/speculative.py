@@ -145,8 +145,8 @@ def step(
       state,
       line.block(),
       line.logits,
-      line.verification.num_accepted + 1,
-      jnp.pad(line.is_bad[:, 1:, 0], ((0, 0), (0, 1))),
+      line.verification.num_accepted + 1,  # and the token after them
+      jnp.pad(line.is_bad[:, 1:, 0], ((0, 0), (0, 1))),  # False for the last
       eos_id=method.eos_id,
     )
     counted = statistics.count(
@@ -181,7 +181,7 @@ def propose(
       f'the drafter declares gamma {drafter.gamma} and proposes '
       f'{draft.tokens.shape[1]} tokens'
     )
-  lengths = jnp.where(state.done, 0, draft.lengths)
+  lengths = jnp.where(state.done, 0, draft.lengths)  # invariant 9
   draft = dataclasses.replace(draft, lengths=lengths)
   return draft, dataclasses.replace(state, drafter_state=drafter_state)
 

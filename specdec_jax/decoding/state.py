@@ -159,13 +159,13 @@ def commit(
   counts = jnp.minimum(counts, state.max_lengths - lengths)
   # tokens [5, EOS, 7]: 1 before EOS, so at most 2 are committed
   counts = jnp.minimum(counts, arrays.count_leading(~is_eos) + 1)
-  counts = jnp.where(state.done, 0, counts)
+  counts = jnp.where(state.done, 0, counts)  # invariant 9
 
   # Only now, since plain decoding never sees NaN beyond an EOS or a limit.
   normalizer = jax.nn.logsumexp(logits, axis=-1)
   num_good = arrays.count_leading(jnp.isfinite(normalizer) & ~is_bad)
   has_nan = state.has_nan | (num_good < counts)
-  counts = jnp.minimum(counts, num_good)
+  counts = jnp.minimum(counts, num_good)  # good [1, 0, 1]: at most 1
   has_ended = jnp.any(is_eos & arrays.is_within(counts, width), axis=1)
 
   log_probs = arrays.pick(logits, tokens) - normalizer

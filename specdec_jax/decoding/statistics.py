@@ -75,7 +75,7 @@ def count(
   )
   if tree is not None:
     num_drafted = jnp.where(draft.lengths > 0, len(tree.parents), 0)
-  is_tested = arrays.is_within(num_tested, width)
+  is_tested = arrays.is_within(num_tested, width)  # 3 of 4 -> [1, 1, 1, 0]
   accept_probs = jnp.where(is_tested, verification.accept_probs, 0.0)
   reach = lambda lengths: arrays.is_within(lengths, gamma).astype(jnp.int32)
   return Statistics(

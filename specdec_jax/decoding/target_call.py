@@ -35,7 +35,7 @@ def score(
 
   def extend(width: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
     placed = tree_drafts.placement(drafter.tree, width, starts, carry[1])
-    block = tokens[:, : width + 1]
+    block = tokens[:, : width + 1]  # width 0: the pending token alone
     logits, cache = target.extend(params, block, carry[1], **placed)
     return jnp.pad(logits, ((0, 0), (0, gamma - width), (0, 0))), cache
 

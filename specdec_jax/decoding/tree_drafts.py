@@ -147,5 +147,5 @@ def along_line(tree: Tree, of_nodes: Line) -> Line:
     accept_probs=pick(verification.accept_probs),
     uniforms=None if uniforms is None else pick(uniforms),
   )
-  with_root = jnp.pad(line, ((0, 0), (1, 0)))
+  with_root = jnp.pad(line, ((0, 0), (1, 0)))  # line [1, 3] -> nodes [0, 1, 3]
   return Line(chain, verdict, *(take(x, with_root) for x in of_nodes[2:]))

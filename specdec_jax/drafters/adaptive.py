@@ -94,7 +94,7 @@ def adaptive(
     moved, drafted = context.lengths - state.lengths, state.num_drafted
     accepted = jnp.clip(moved - 1, 0, drafted)  # moved 3: 2 and a correction
     memory, limits = schedule.update(state.memory, drafted, accepted, gamma)
-    limits = jnp.where(moved == 0, 0, jnp.clip(limits, 1, gamma))
+    limits = jnp.where(moved == 0, 0, jnp.clip(limits, 1, gamma))  # done: 0
     found, of_first = None, state.first
     if first:
       found, of_first = first.propose((), row_keys, context, state.first)

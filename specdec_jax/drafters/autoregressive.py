@@ -103,7 +103,7 @@ def autoregressive(
     # The last token is drawn but not fed: the next catch-up feeds it.
     last = draw(logits, text, step_keys[-1])
     join = lambda a, b: jnp.moveaxis(jnp.concatenate([a, b[None]]), 0, 1)
-    tokens, probs = jax.tree.map(join, most, last)
+    tokens, probs = jax.tree.map(join, most, last)  # [G-1, B] + [B] -> [B, G]
     lengths = jnp.full_like(context.lengths, gamma)
     return Draft(tokens=tokens, probs=probs, lengths=lengths), cache
 

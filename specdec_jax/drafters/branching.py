@@ -55,7 +55,7 @@ def branching(
     for nodes in levels:
       # Node 0 is the pending token: node i is the draft's token i - 1.
       own = slice(nodes.start - 1, nodes.stop - 1)
-      parents = np.array(tree.parents[own]) - above.start
+      parents = np.array(tree.parents[own]) - above.start  # within the level
       so_far = [tokens for tokens, _ in drawn]
       logits = processors.after_drafts(
         logits, context, *so_far, tree=tree, first=above.start

@@ -75,7 +75,7 @@ def _follow(table: NGramTable, last: Array, gamma: int) -> Array:
     token = jnp.take(table.most_likely, token, mode='clip')
     return token, token
 
-  _, tokens = jax.lax.scan(advance, last, length=gamma)
+  _, tokens = jax.lax.scan(advance, last, length=gamma)  # [G, B]
   return tokens.T
 
 

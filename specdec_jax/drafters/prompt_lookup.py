@@ -93,10 +93,10 @@ def match_sizes(context: Context, max_ngram: int) -> Array:
     shifted = jax.lax.dynamic_slice_in_dim(
       padded, num_compared - back, num_positions, axis=1
     )
-    run = run & (shifted == suffix) & (positions >= back)
+    run = run & (shifted == suffix) & (positions >= back)  # from the end back
     return (run, sizes + run.astype(jnp.int32)), None
 
-  run = positions < lengths[:, None] - 1
+  run = positions < lengths[:, None] - 1  # the suffix itself is no match
   (_, sizes), _ = jax.lax.scan(
     compare,
     (run, jnp.zeros(tokens.shape, jnp.int32)),
@@ -122,4 +122,4 @@ def best_match(
     values = jnp.where(is_best, values, -1)
     best = jnp.max(values, axis=1, keepdims=True)
     is_best = is_best & (values == best)
-  return best[:, 0] + 1, best[:, 0] >= 0
+  return best[:, 0] + 1, best[:, 0] >= 0  # -1 if no position is left

@@ -73,7 +73,7 @@ def running_alpha(
     counts = jnp.where(drafted[:, None] > 0, discount * counts + seen, counts)
     alpha = counts[:, 0] / counts[:, 1]
     table = theory.best_gamma(np.linspace(0, 1, 101), c, gamma)
-    limits = jnp.asarray(table, jnp.int32)[
+    limits = jnp.asarray(table, jnp.int32)[  # per percent of alpha
       jnp.rint(alpha * 100).astype(jnp.int32)
     ]
     return counts, limits

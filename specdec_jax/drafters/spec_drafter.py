@@ -59,7 +59,7 @@ def spec_drafter(
     params: Arrays, row_keys: Array, context: Context, memory: Arrays
   ) -> tuple[Draft, Arrays]:
     del row_keys
-    text = jnp.pad(context.tokens[:, 1:], ((0, 0), (0, gamma)))
+    text = jnp.pad(context.tokens[:, 1:], ((0, 0), (0, gamma)))  # without start
     block_logits = model.predict(
       params, text, context.lengths - 1, memory, gamma
     )

@@ -79,7 +79,7 @@ def _from_pool(pool: Pool, text: Context, gamma: int):
   num_places, lengths = pool.order.size, text.lengths[:, None]
   back = jnp.arange(MAX_MATCH, dtype=jnp.int32)[None]
   last = arrays.take(text.tokens, lengths - 1 - back)
-  last = jnp.where(back < lengths, last, _BEFORE)[:, None]
+  last = jnp.where(back < lengths, last, _BEFORE)[:, None]  # read backwards
 
   def read(places: Array, steps: Array) -> Array:
     ends = jnp.take(pool.order, places, mode='clip')[..., None]

@@ -27,7 +27,7 @@ def uniform(
     draw_fn = lambda key: jax.random.randint(
       key, (gamma,), 0, vocab_size, jnp.int32
     )
-    is_real = jnp.arange(padded_vocab_size) < vocab_size
+    is_real = jnp.arange(padded_vocab_size) < vocab_size  # not padding
     probs = jnp.where(is_real, 1.0 / vocab_size, 0.0).astype(jnp.float32)
     return Draft(
       tokens=keys.draw(draw_fn, row_keys),
