@@ -11,7 +11,6 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
-from specdec_jax.assembly.processing import Processing
 from specdec_jax.assembly.sampling import Options, Sampling
 from specdec_jax.base import VerifyFn
 from specdec_jax.infer.examples import Layout
@@ -144,7 +143,7 @@ class Job:
   targets_length: int
   mode: str
   mesh: Mesh
-  ways: Mapping[str, Processing] | None = None
+  ways: Mapping[str, Sampling] | None = None
 
   @property
   def is_scored(self) -> bool:
@@ -162,7 +161,7 @@ class Job:
     """The sizes of prompts; ValueError for a dry run, without a vocabulary."""
     ways = self.ways or {'{}': self.decoder.sampling}
     if self.is_scored:
-      ways = dict.fromkeys(ways, Processing())
+      ways = dict.fromkeys(ways, Sampling())
     return Layout(
       config=self.decoder.config,
       vocabulary=self.decoder.vocabulary,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from specdec_jax.assembly import option_fields, processing, running
-from specdec_jax.assembly.processing import Processing
+from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly.sampling import LIMITS, Drawing, Sampling
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
 from specdec_jax.launch.spelling import did_you_mean
@@ -35,16 +36,16 @@ class Row:
 class Layout:
   """The sizes of prompts made of examples: those of the target, and at most how
   many input tokens and new tokens a row has; whether the new ones are the
-  example's own targets, to be scored; and what changes the logits of all, and
-  of those with settings of their own, by these."""
+  example's own targets, to be scored; and how all are sampled, and those with
+  settings of their own, by these."""
 
   config: families.Config
   vocabulary: AnyVocabulary
   inputs_length: int
   targets_length: int
   is_scored: bool = False
-  ways: Mapping[str, Processing] = dataclasses.field(
-    default_factory=lambda: {'{}': Processing()}
+  ways: Mapping[str, Sampling] = dataclasses.field(
+    default_factory=lambda: {'{}': Sampling()}
   )
 
   @property
@@ -75,21 +76,32 @@ def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
     )
 
 
-def ways(task: Task, usual: Processing) -> dict[str, Processing]:
-  """What changes the logits of a task's examples, by their settings; ValueError
-  for one that is wrong, or that all of a batch have to share."""
+def ways(task: Task, usual: Sampling) -> dict[str, Sampling]:
+  """How a task's examples are sampled, by their settings; ValueError for one
+  that is wrong, or that all of a batch have to share."""
   made = {'{}': usual}
-  names = option_fields.options_of(Processing)
+  names = option_fields.options_of(Sampling)
   for i, example in enumerate(task.read() if task.has_settings else (), 1):
     own = json.loads(example.settings)
     if unknown := sorted(set(own) - set(names)):
       hint = did_you_mean(unknown[0], names)
       raise ValueError(f'{unknown[0]!r} is no setting of an example{hint}')
+    # A greedy text takes none of the limits that are meant for its neighbours.
+    if own.get('temperature') == 0:
+      own = {**dict.fromkeys(LIMITS), **own}
     try:
-      made[example.settings] = dataclasses.replace(usual, **own)
-    except ValueError as error:
+      made[example.settings] = way = dataclasses.replace(usual, **own)
+      way.check_is_used()
+    except (TypeError, ValueError) as error:
       raise ValueError(f'example {i}: {error}') from error
   return made
+
+
+def are_drawn_alike(ways: Mapping[str, Sampling]) -> bool:
+  """Whether all ways have one temperature, and the same limits."""
+  names = option_fields.field_names(Drawing)
+  of = lambda way: tuple(getattr(way, name) for name in names)
+  return len(set(map(of, ways.values()))) == 1
 
 
 def encode(
@@ -184,8 +196,9 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """The function from rows, or None to fill, to a prompt of numpy arrays."""
   numbers = {settings: i for i, settings in enumerate(layout.ways)}
+  ways, is_alike = [*layout.ways.values()], are_drawn_alike(layout.ways)
   process = processing.packer(
-    [*layout.ways.values()],
+    ways,
     eos_ids=layout.vocabulary.eos_ids,
     vocab_size=layout.config.vocab_size,
     vocabulary=layout.vocabulary,
@@ -200,7 +213,11 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
       row_ids=[0 if row is None else row.index for row in rows],
     )
     own = [0 if row is None else numbers[row.example.settings] for row in rows]
-    return process(own, prompt)
+    prompt = process(own, prompt)
+    if is_alike:
+      return prompt
+    drawn = sampling_lib.of_rows([ways[i] for i in own], len(rows))
+    return dataclasses.replace(prompt, sampling=drawn)
 
   return pack
 

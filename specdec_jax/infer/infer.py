@@ -89,6 +89,10 @@ def infer(
     job = outline()
     ways = examples.ways(task, job.decoder.sampling)
     job = dataclasses.replace(job, ways=ways)
+    if not (job.is_scored or examples.are_drawn_alike(ways)):
+      reason = 'draws nothing: give examples no temperature of their own'
+      decoding.refuse('num_decodes', reason=reason)
+      job = dataclasses.replace(job, decoder=job.decoder.sampled)
     _advise(job, task)
     run = _Run(
       job=job,

@@ -594,6 +594,84 @@ def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
     assert_refused(infer(f'--gin.find.settings_fields={fields}'), words)
 
 
+def test_examples_have_temperatures_of_their_own(once, run, t5, task, tmp_path):
+  path, lines = tmp_path / 'own.jsonl', records(task)
+  for line in lines[::2]:
+    line['temperature'] = 0
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  drawn = {'Decoding__temperature': 1.0, 'Decoding__top_k': 20}
+  mixed, same = tmp_path / 'mixed', tmp_path / 'same'
+  infer = functools.partial(argv, t5, path, mixed)
+  fields = "--gin.find.settings_fields=['temperature']"
+  assert run(*infer(fields, **drawn)).status == 0
+  assert run(*argv(t5, task, same, **drawn)).status == 0
+  found = predictions(result(mixed, 'own'))
+  assert found[::2] == predictions(result(once[0]))[::2]
+  assert found[1::2] == predictions(result(same))[1::2]
+  lines[0]['temperature'] = 0.5
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  assert_refused(
+    run(*infer(fields, Decoding__num_decodes=2)), 'num_decodes 2 draws nothing'
+  )
+
+
+@pytest.mark.seqio
+def test_features_of_a_seqio_task_are_settings(once, run, t5, task, tmp_path):
+  """As the keys of a .jsonl; where a text is empty, nothing is said."""
+  seqio = pytest.importorskip('seqio')
+  pytest.importorskip('outlines_core')
+  import tensorflow as tf
+
+  lines, path = records(task), tmp_path / 'lines.jsonl'
+  own = {'temperature': 1.0, 'repetition_penalty': 3.0, 'suppress_tokens': [5]}
+  nothing = {'temperature': 0.0, 'repetition_penalty': 1.0}
+  regexes = ['', '', '[a-d]{2}( the){0,2}', '']
+  told = [
+    {**line, **(own if i % 2 else nothing), 'regex': regexes[i % 4]}
+    for i, line in enumerate(lines)
+  ]
+  fields = [*own, 'regex']
+  features = {
+    name: [x.get(name, []) for x in told] for name in ('inputs', *fields)
+  }
+  features['suppress_tokens'] = tf.ragged.constant(features['suppress_tokens'])
+  text = seqio.Feature(
+    seqio.PassThroughVocabulary(size=1),
+    add_eos=False,
+    dtype=tf.string,
+    rank=0,
+  )
+  seqio.TaskRegistry.add(
+    'own_settings',
+    source=seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: (
+        tf.data.Dataset.from_tensor_slices(features)
+      ),
+      splits=['test'],
+    ),
+    preprocessors=[],
+    output_features={'inputs': text},
+  )
+  is_said = lambda name, x: x != '' or name != 'regex'
+  path.write_text(
+    '\n'.join(
+      json.dumps({name: x for name, x in line.items() if is_said(name, x)})
+      for line in told
+    )
+  )
+  found = []
+  for name, source in (('own_settings', 'own_settings'), ('lines', path)):
+    out, flag = tmp_path / name, f'--gin.find.settings_fields={fields}'
+    done = run(*argv(t5, source, out, flag))
+    assert done.status == 0, done
+    found.append(predictions(result(out, name)))
+  assert found[0] == found[1]
+  usual = predictions(result(once[0]))
+  assert found[0][::4] == usual[::4]
+  assert found[0][1::2] != usual[1::2]
+  assert all(re.fullmatch(regexes[2], x) for x in found[0][2::4])
+
+
 def test_logits_that_are_not_numbers_are_counted(
   run, make_model, prompts_file, tmp_path
 ):
