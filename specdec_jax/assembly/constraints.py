@@ -52,7 +52,7 @@ def _schema(given: Mapping[str, object] | str) -> str:
     found = json.loads(text) if isinstance(text, str) else text
     if isinstance(found, Mapping):
       return json.dumps(found)
-  except (TypeError, ValueError) as error:
+  except (RecursionError, TypeError, ValueError) as error:
     raise ValueError(f'json_schema is no JSON: {error}') from error
   raise ValueError(f'json_schema should be a JSON object, got {given!r:.80}')
 
@@ -62,17 +62,17 @@ def compiled(
 ) -> list[base.Grammar | None]:
   """The grammars of ways, None of what may be anything; raises as
   `text.grammars`."""
-  made: list[base.Grammar | None] = []
-  for way in ways:
+
+  def automaton(way: Constraint) -> base.Grammar | None:
     pattern = way.regex
     if way.json_schema is not None:
       pattern = grammars.of_json_schema(_schema(way.json_schema))
-    if pattern is not None:
-      assert vocabulary is not None
-      made.append(grammars.compiled(pattern, vocabulary))
-    else:
-      made.append(None)
-  return made
+    if pattern is None:
+      return None
+    assert vocabulary is not None
+    return grammars.compiled(pattern, vocabulary)
+
+  return [*map(automaton, ways)]
 
 
 def of_rows(

@@ -160,6 +160,8 @@ def test_what_is_forced_takes_fewer_runs(folder, decoder):
     ({'regex': 5}, 'should be a regular expression'),
     ({'json_schema': '{"type": '}, 'no JSON'),
     ({'json_schema': 'no/such/file'}, 'cannot read json_schema'),
+    ({'json_schema': '{"anyOf":[' * 400 + '1' + ']}' * 400}, 'too deeply'),
+    ({'json_schema': '{"a":' * 99999 + '1' + '}' * 99999}, 'no JSON'),
     ({'json_schema': {'type': 'integer', 'minimum': 3}}, '#: minimum is not'),
     ({'json_schema': {'oneOf': [SCHEMA]}}, 'type should be one of'),
     ({'json_schema': {'type': 'object'}}, 'needs properties'),
