@@ -69,7 +69,7 @@ def audit(
       _padded(sample(prompt, num_draws, seed), num_tokens[i]) for seed in seeds
     ]
     for first, second in itertools.combinations(tokens, 2):
-      # Draws that are all alike are of a model that has but one answer.
+      # Draws that are all equal are allowed: a model may have one answer only.
       if np.array_equal(first, second) and (first != first[0]).any():
         raise ValueError('two seeds gave the same draws: sample ignores seeds')
     if wrong := sum(_num_wrong_ends(each, eos_ids) for each in tokens):
@@ -121,8 +121,8 @@ def _padded(
 
 def _num_wrong_ends(tokens: np.ndarray, eos_ids: Sequence[int]) -> int:
   """Counts the rows `[N, L + 1]` that end neither at EOS nor after L tokens."""
-  # Of L = 3 and EOS 1: [5, 1, -1, -1] has to end after its first EOS, at 2
-  # tokens, and [5, 6, 7, -1], without one, at 3.
+  # With L = 3 and EOS 1, [5, 1, -1, -1] must end after its first EOS, with 2
+  # tokens, and [5, 6, 7, -1], which has none, with 3.
   is_eos = np.isin(tokens[:, :-1], eos_ids)
   lengths = np.where(is_eos.any(1), is_eos.argmax(1) + 1, tokens.shape[1] - 1)
   return int(((tokens >= 0).sum(1) != lengths).sum())
@@ -141,7 +141,7 @@ def _rows(
   is_there = joined[:, position] >= 0
   joined, seeds = joined[is_there], seeds[is_there]
   if position:
-    # Equal prefixes side by side.
+    # Sorts rows by prefix, so that equal ones are adjacent.
     order = np.lexsort(joined[:, :position].T)
     joined, seeds = joined[order], seeds[order]
   # Of sorted prefixes 11, 11, 12, 20 groups begin at 2 and 3.
@@ -170,8 +170,8 @@ def _rows(
       if 0 in row.expected or (len(row.expected) > 1 and num >= _MIN_VISITS):
         rows[side].append(row)
       else:
-        # Prefixes that are too rare for cells of their own are added up by the
-        # rank of what followed: the likeliest token of each, the second, ...
+        # Prefixes too rare for cells of their own are added up by the rank of
+        # the next token: the likeliest of each, the second, and so on.
         both = np.stack([observed, probs * (num / probs.sum())])
         by_rank[side] = by_rank.get(side, 0) + both[:, ranks]
   for side, ranked in by_rank.items():

@@ -22,7 +22,7 @@ def pool(
   those nearly as likely; if all of them are too few for a pool, they are added
   to the likeliest outcome."""
   expected = probs * (observed.sum() / probs.sum())
-  # The likeliest first, without what cannot be: probs [.2, 0, .8] are in the
+  # Likeliest first, without impossible outcomes: probs [.2, 0, .8] have the
   # order [2, 0].
   order = np.argsort(-expected, kind='stable')
   order = order[probs[order] > 0]
@@ -64,8 +64,9 @@ class GTest(NamedTuple):
     return 1.0
 
   def bound(self, confidence: float) -> float:
-    """Bounds the total variation of the draws' distribution from the expected:
-    beyond it, a statistic as small as this has a chance below `1 - confidence`.
+    """Bounds the total variation of the draws' distribution from the expected
+    one: beyond it, a statistic as small as this has a probability below `1 -
+    confidence`.
     """
     # At a total variation of d the statistic is nearly noncentral chi-squared,
     # with noncentrality 2 n KL >= 4 n d^2 (Pinsker).
@@ -96,7 +97,7 @@ class GTest(NamedTuple):
 
 
 def g_test(rows: Sequence[Cells], num_draws: int | None = None) -> GTest:
-  """Tests rows of cells together; `num_draws` is all of theirs if not given."""
+  """Tests rows of cells together; `num_draws` is by default their total."""
   statistic, degrees, total = 0.0, 0, 0.0
   for observed, expected in rows:
     is_possible, num = expected > 0, observed.sum()
@@ -107,8 +108,8 @@ def g_test(rows: Sequence[Cells], num_draws: int | None = None) -> GTest:
     if freedom := len(expected) - 1:
       seen = observed > 0
       terms = observed[seen] * np.log(observed[seen] / expected[seen])
-      # Of Williams (1976, Biometrika 63): without it, the mean of many small
-      # cells is too large.
+      # Williams's correction (1976, Biometrika 63), without which the mean over
+      # many small cells is too large.
       correction = 1 + ((num / expected).sum() - 1) / (6 * num * freedom)
       statistic += 2 * terms.sum() / correction
       degrees += freedom

@@ -88,7 +88,7 @@ class Report(NamedTuple):
     if self.differences is not None:
       lines.append(f'Greedy: {len(self.differences)} prompts differ.')
       lines += [f'Greedy: {each}.' for each in self.differences]
-    # In Markdown, with columns as wide as their longest cells.
+    # A Markdown table whose columns are as wide as their longest cells.
     said = {True: 'rejected', False: 'NOT rejected', None: '-'}
     titles = 'test;draws;degrees;G;p;bias seen from;bias below;control'
     table = [line.split(';') for line in (titles, ';'.join(['---'] * 8))]

@@ -264,9 +264,9 @@ def _traced_shapes(config: AnyConfig, dtype: jnp.dtype | None) -> Weights:
 
 
 def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
-  """The same model with logits `[..., vocab_size]`, cut or filled with -inf."""
-  # A draft model's embeddings may be padded otherwise than its target's, and
-  # what is cut or filled is padding, without a probability (invariant 10).
+  """Returns the model with logits `[..., vocab_size]`, cut or filled with -inf."""
+  # A draft model's embeddings may have other padding than its target's; ids
+  # that are cut or added are padding and have no probability (invariant 10).
   # Of a target's 5 logits and a draft model's [a, b, c]: [a, b, c, -inf, -inf].
   num_missing = vocab_size - model.vocab_size
   if not num_missing:

@@ -28,14 +28,14 @@ _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 
 @jax.custom_vjp
 def _matmul(x: Array, kernel: Array) -> Array:
-  """`x @ kernel` in float32; both have one dtype, as have cotangents."""
+  """Computes `x @ kernel` in float32; both and cotangents have one dtype."""
   return _dot(x, kernel, 1)
 
 
 def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
   x, kernel = saved
-  # x is [..., in], the kernel [in, out]: to x goes `cotangent @ kernel.T`, and
-  # to the kernel `x.T @ cotangent`, summed over all rows. It is rounded first:
+  # x is [..., in], the kernel [in, out]: x gets `cotangent @ kernel.T`, and the
+  # kernel `x.T @ cotangent`, summed over all rows. The cotangent is rounded:
   # products of float32 with bfloat16 take twice the time of bfloat16 alone.
   cotangent = cotangent.astype(kernel.dtype)
   rows = tuple(range(x.ndim - 1))
@@ -55,7 +55,7 @@ def is_cpu_alone() -> bool:
 
 
 def row_major(x: Array) -> Array:
-  """A matrix, laid out in memory row by row."""
+  """Returns a matrix whose layout in memory is row-major."""
   # XLA:CPU multiplies bfloat16 in float32 if a product contracts the first axis
   # of its first operand, and takes two to three times as long; a transpose
   # alone is folded into the product.
@@ -77,9 +77,9 @@ def applied(network: nn.Module) -> Callable[..., Any]:
 def parameter(
   module: nn.Module, name: str, init: Callable, shape: tuple[int, ...]
 ) -> Array:
-  """`module.param`, but faster where the parameter is there."""
-  # Flax traces `init` at every call, to compare its shape with the value's: a
-  # fifth of the time that a model takes to trace.
+  """Does what `module.param` does, faster if the parameter exists."""
+  # Flax traces `init` at every call to compare shapes: a fifth of the time that
+  # tracing a model takes.
   if module.has_variable('params', name):
     value: Array = module.get_variable('params', name)
     if value.shape == shape:
@@ -150,11 +150,10 @@ def joint_name(names: Iterable[str]) -> str:
 
 
 def inverse_root(x: Array) -> Array:
-  """`1 / sqrt(x)`, whose bits do not depend on where x stands in its array."""
+  """Computes `1 / sqrt(x)` with bits that do not depend on x's index."""
   # Those of `rsqrt` do on a CPU (jax 0.12): of 8 rows of 5 numbers, the first 4
-  # of each row are computed as a vector, and the last as a scalar.
-  # Quotients and roots are rounded alike in vectors and scalars. XLA would
-  # make rsqrt of 1 / sqrt(x).
+  # of each row are computed as a vector, and the last as a scalar. Quotients
+  # and roots round alike in both. XLA would make rsqrt of 1 / sqrt(x).
   return jnp.sqrt(1 / x)
 
 
@@ -171,7 +170,7 @@ class RMSNorm(nn.Module):
     # Squares in bfloat16 would lose half of their digits.
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    # Rounded before it is scaled, as both original implementations do.
+    # Rounded before scaling, as in both original implementations.
     x = (x * inverse_root(mean_square + self.epsilon)).astype(self.dtype)
     scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
     return x * scale.astype(self.dtype)

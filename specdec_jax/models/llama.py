@@ -205,7 +205,7 @@ class DecoderLayer(nn.Module):
   ) -> tuple[Array, Array, Array]:
     config = self.config
     norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
-    # Each part is normed before, and added to the stream: x + f(norm(x)).
+    # Each part f adds f(norm(x)) to the stream.
     h = norm(name='pre_self_attention_layer_norm')(x)
     h, keys, values = SelfAttention(config, name='self_attention')(
       h, *past, placement

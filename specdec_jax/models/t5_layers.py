@@ -81,17 +81,19 @@ class T5Config:
 def buckets_by_distance(
   num_buckets: int, max_distance: int, *, is_bidirectional: bool
 ) -> np.ndarray:
-  """The bucket of every distance that has one of its own, int32: for a causal
-  stack `[max_distance + 1]`, by `query - key`; for a bidirectional one `[2 *
-  max_distance + 1]`, by `key - query + max_distance`."""
-  # Half of the buckets are exact distances, the others grow logarithmically up
-  # to `max_distance`; all distances beyond share the last one. Bidirectional
-  # stacks keep one half for keys before the query and one for keys after it: of
-  # 32 buckets distances 0 to 7 have one of their own to either side, 8 to 128
-  # share the other 8, and 31, 32 and 33 are in one of them.
+  """Tabulates the relative-position bucket of every distance, int32.
+
+  Returns `[max_distance + 1]` by `query - key` for a causal stack, and `[2 *
+  max_distance + 1]` by `key - query + max_distance` for a bidirectional one.
+  All greater distances share the last bucket.
+  """
+  # Half of the buckets have one distance each, the others grow logarithmically
+  # up to `max_distance`. Bidirectional stacks use half of all buckets for keys
+  # before the query and half for keys after it: of 32 buckets, 0 to 7 to either
+  # side have one each, and 8 to 128 share 8, of which one holds 31, 32 and 33.
   one_sided = num_buckets // 2 if is_bidirectional else num_buckets
   num_exact = one_sided // 2
-  # numpy's, so that no device's logarithm can move a distance over a boundary.
+  # In numpy, so that no device's logarithm moves a distance over a boundary.
   distances = np.arange(max_distance + 1)
   # float32, as T5X and Hugging Face compute it; the epsilon keeps distances
   # that lie on a boundary in the upper bucket.
@@ -171,7 +173,7 @@ class Attention(nn.Module):
 
   def keys_values(self, x: Array) -> tuple[Array, Array]:
     """Projects `[B, T, embed]` to keys and values `[B, H, T, D]`."""
-    # Joined, a row is [queries, keys, values], each of them H * D wide.
+    # A row of the joined product is [queries, keys, values], H * D wide each.
     if self.is_joined:
       _, keys, values = jnp.split(self.query_key_value(x), 3, axis=-1)
     else:

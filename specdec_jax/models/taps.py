@@ -154,7 +154,7 @@ def _tapped(
     target, tokens = network.before_prompt(params, prompt, max_len)
     shape = *tokens.shape, len(chosen) * network.config.embed_dim
     streams = jnp.zeros(shape, network.config.dtype)
-    # The last token is read by the first call: of a prompt of one, none here.
+    # The last token of a prompt is fed later: a prompt of one feeds none here.
     if tokens.shape[1]:
       _, target, streams = run(params, tokens, target)
     lengths = prompt.decoder_lengths - 1

@@ -77,9 +77,9 @@ def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
       f'boxes of {submesh}'
     )
   counts = np.array(grid.shape) // submesh
-  # Each axis in two, then the outer indices of all four before the inner ones:
-  # 4 x 2 chips of one core, [4, 2, 1, 1], in boxes of 2 x 2 are [2, 2, 1, 2, 1,
-  # 1, 1, 1] and then [2, 1, 1, 1, 2, 2, 1, 1], two boxes of four.
+  # Splits each axis in two, then moves the outer indices of all four before the
+  # inner ones: 4 x 2 chips of one core, [4, 2, 1, 1], in boxes of 2 x 2 become
+  # [2, 2, 1, 2, 1, 1, 1, 1] and then [2, 1, 1, 1, 2, 2, 1, 1]: 2 boxes of 4.
   boxes = grid.reshape(np.stack([counts, submesh], axis=1).ravel())
   boxes = boxes.transpose(0, 2, 4, 6, 1, 3, 5, 7)
   return Mesh(

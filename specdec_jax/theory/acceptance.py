@@ -61,7 +61,7 @@ def acceptance_rate(
   beta of one context; its mean over contexts is alpha."""
   p, q = _distribution('p', p), _distribution('q', q)
   lenience = above_zero('lenience', lenience, 1.0)
-  # Of p = [.5, .5] and q = [.8, .2]: .5 + .2; with lenience .5, .8 + .2.
+  # p = [.5, .5], q = [.8, .2]: .5 + .2 = .7; with lenience .5: .8 + .2 = 1
   rate = np.minimum(p / lenience[..., None], q).sum(-1)
   return np.minimum(rate, 1.0)[()]
 
@@ -95,20 +95,22 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   in the draft were accepted. NaN, a position never tested, ends the draft. G
   may be 0.
   """
-  # Rates .8 and .5: 1 + .8 + .4 tokens.
+  # Rates .8 and .5 give 1 + .8 + .8 * .5 = 2.2 tokens.
   profile = np.asarray(profile, np.float64)
   profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)
   return (1 + profile.cumprod(-1).sum(-1))[()]
 
 
 def expected_runs(rates: ArrayLike, gamma: int) -> float:
-  """Returns mean target runs over one text whose drafted tokens have these
-  chances: `[N]`, the `acceptance_rate` of each token after those before it.
-  Exact if each rate is 0 or 1; gamma is whole."""
-  # A run begins where the last one ended, so that there are more of them where
-  # text is hard to guess: a mean over all prefixes, such as a profile, promises
-  # too much where hard tokens stand together. A text that ends within a draft
-  # wastes the rest of it.
+  """Computes mean target runs over one text of N tokens.
+
+  `rates`, `[N]`, are the `acceptance_rate` of each token, given those before
+  it; `gamma` is an integer. Exact if each rate is 0 or 1.
+  """
+  # A run starts where the last one ended, so that more of them start where text
+  # is hard to guess. Means over all prefixes, as in a profile, are therefore
+  # too optimistic if hard tokens stand together. A draft beyond the end of the
+  # text is wasted.
   rates = in_range('rates', rates, 0, 1)
   in_range('gamma', gamma, 0)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
@@ -125,12 +127,12 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
 def alpha_from_block_efficiency(
   block_efficiency: ArrayLike, gamma: ArrayLike
 ) -> np.ndarray:
-  """Returns the alpha at which `expected_tokens` is the measured mean length,
-  the third of the acceptance rates of `docs/notation.md`.
+  """Computes the alpha at which `expected_tokens` is the measured mean: the
+  third acceptance rate of `docs/notation.md`.
 
-  It inverts Equation 1, with its assumption of one independent rate. Tokens per
-  target run are from 1 to `gamma + 1`, within 1e-9 for rounding; gamma is above
-  0, for gamma 0 says nothing of alpha.
+  Inverts Equation 1, which assumes independent acceptances with one rate.
+  `block_efficiency`, tokens per target run, must lie in 1 .. `gamma + 1`, with
+  1e-9 for rounding; `gamma` must be above 0.
   """
   tokens, gamma = np.broadcast_arrays(
     in_range('block_efficiency', block_efficiency, 1 - 1e-9),

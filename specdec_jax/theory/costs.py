@@ -128,7 +128,7 @@ class Costs:
   def verify_cost_ratio(self, gamma: int) -> float:
     """Computes T(gamma + 1) / T(1). Raises as `check_gamma`."""
     self.check_gamma(gamma)
-    # Of widths 1, 5 and 9, T(3) is half way between T(1) and T(5).
+    # With widths 1, 5 and 9, T(3) is the mean of T(1) and T(5).
     seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
     return float(seconds) / self.plain_seconds
 

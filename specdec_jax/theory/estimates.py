@@ -15,8 +15,9 @@ def ratio(
 ) -> tuple[float, list[float] | None]:
   """Estimates a ratio of sums over rows, and its 95% interval.
 
-  Sums, such as accepted tokens, and counts, such as tested ones, are `[R]`; the
-  interval is None for fewer than two rows. ValueError if nothing was counted.
+  `sums`, such as accepted tokens, and `counts`, such as tested ones, are `[R]`.
+  The interval is None for fewer than two rows. Raises ValueError if nothing was
+  counted.
   """
   if not counts.sum():
     raise ValueError(f'nothing was counted in {len(counts)} rows')

@@ -70,7 +70,7 @@ class ChosenGamma:
   def checked(self, num_tokens: int, num_runs: int) -> 'ChosenGamma':
     """Returns plain decoding instead, if texts at hand have too few tokens per
     target run."""
-    # How fast drafts are depends on the machine, how good on the texts.
+    # The break-even depends on the machine, acceptance on the texts.
     if not self.gamma or num_tokens >= self.break_even * num_runs:
       return self
     return ChosenGamma(
@@ -85,12 +85,12 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
   """Counts target runs `[R]` that drafts of at most `gamma` tokens would have
   needed for what those of a trial gave.
 
-  It takes a drafter that goes on as it would have: models and copies do. Exact
-  if `gamma + 1` divides the trial's; else where a whole draft was accepted, and
-  the next run goes on, the share of runs is counted.
+  Assumes a drafter that would continue in the same way after an earlier end, as
+  models and copies do. Exact if `gamma + 1` divides the trial's; otherwise a
+  fraction of a run is counted where a whole draft was accepted.
   """
-  # Where a draft had A tokens accepted, a run decided on A + 1; with a shorter
-  # one, all accepted, on `gamma + 1` of them.
+  # A run with A accepted tokens gave A + 1; shorter drafts, all accepted, give
+  # `gamma + 1` of them per run.
   num_rows = trial.num_runs.size
   # Of 10 runs with gamma 3, 6 accepted a first token, 4 a second, 1 a third:
   # `ended` is 4, 2, 3, 1 runs with 0, 1, 2, 3 accepted. With gamma 1 these need
@@ -201,8 +201,8 @@ def _efficiencies(
   )
   accepted = sum(int((t.num_tokens - t.num_runs).sum()) for t in trials)
   promised = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
-  # Of 100 tokens that the longest drafts promise for all trials' runs 90 were
-  # accepted: every gamma is expected to have 0.9 of what they promise it.
+  # If 90 tokens were accepted in all trials where the longest drafts predict
+  # 100, 0.9 of what they predict is expected of every gamma.
   level = accepted / promised if promised else 1.0
   return {gamma: 1 + level * (shape(gamma) - 1) for gamma in gammas}
 
@@ -216,7 +216,7 @@ def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
     [runs_with(trial, drafting[0].gamma) for trial in drafting]
   )
   error = estimates.standard_error(tokens, runs) or 0.0
-  # Independent errors add up as squares.
+  # Squares of independent errors add up.
   errors = (
     error * runs.sum() / tokens.sum(),
     plain.iteration_error,
@@ -237,7 +237,7 @@ def _agree(trials: Sequence[Trial]) -> bool | None:
     )
     if its is None or theirs is None:
       return None
-    # As far apart as both half intervals, which add up as squares.
+    # Compares the distance with both half intervals, whose squares add up.
     if abs(found - promised) > np.hypot(found - its[0], promised - theirs[0]):
       return False
   return True

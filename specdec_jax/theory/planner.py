@@ -63,7 +63,7 @@ def expected_iterations(
 ) -> float:
   """Computes mean iterations until the slowest of `batch_size` rows has
   `length` tokens, at least 1, from acceptance rates by position, `[G]`. Exact
-  for independent rows and iterations."""
+  if rows and iterations are independent."""
   # The distribution of the tokens per iteration is convolved until the length
   # is reached; the mean of the maximum is `sum_m (1 - P(done within m)^B)`.
   in_range('length', length, 1)

@@ -84,5 +84,5 @@ def predicted_speedup(
   tokens = in_range('block_efficiency', block_efficiency, 1)
   gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)
   verify = above_zero('verify_cost_ratio', verify_cost_ratio)
-  # 3 tokens of a run that drafts 4 at 0.1 and scores them in 1.2: 3 / 1.6.
+  # 3 tokens from a run that drafts 4 at .1 each and scores in 1.2: 3 / 1.6
   return (tokens / (gamma * c + verify))[()]

@@ -76,8 +76,8 @@ def checked_rates(rates: ArrayLike) -> np.ndarray:
 
 def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
   """Computes the probability to reach each node 1 .. N, float64 `[N]`."""
-  # Parents [0, 0, 1] are two children of the root, and one of the first child:
-  # with rates .6 and .2 at every depth they are reached with .6, .2 and .36.
+  # Parents (0, 0, 1): two children of the root and one of node 1. With rates .6
+  # and .2 at every depth, their values are .6, .2 and .36.
   rates = checked_rates(rates)
   num_children = [0] * (len(parents) + 1)
   found = [1.0]
@@ -130,21 +130,21 @@ def best_tree(
 def best_paths(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-  """Finds the nodes with the greatest values, each with the ranks along its
-  path, from 0, in the order in which they are worth adding; fewer if there are
-  not as many. Of equal values the one of less depth comes first, then of lower
-  ranks. Arguments are those of `best_tree`."""
-  # A child's value is at most its parent's, and that of a sibling at most that
-  # of the one before it. The first n nodes therefore are a tree for every n,
-  # and no tree of n nodes has more expected tokens: it is what Sequoia's
-  # dynamic programme finds.
+  """Finds the nodes with the greatest values, in descending order, each with
+  its value and the ranks along its path, from 0.
+
+  Returns fewer than `num_nodes` if there are not as many. Of equal values, less
+  depth and then lower ranks come first. Arguments are those of `best_tree`.
+  """
+  # A child's value is at most its parent's, and a sibling's at most that of the
+  # one before it. So the first n nodes are a tree for every n, and no tree of n
+  # nodes has more expected tokens: Sequoia's dynamic programme finds the same.
   rates = checked_rates(rates)
   in_range('num_nodes', num_nodes, 1)
   in_range('max_depth', max_depth, 1)
-  # A heap, whose least entry comes first. After the first child of the root,
-  # (0,), wait its next sibling, (1,), and its first child, (0, 0): every other
-  # node is worth at most what one of those that wait is.
-  # Value, negative; depth; path; the parent's value.
+  # A heap of (-value, depth, path, the parent's value). Once (0,), the root's
+  # first child, is taken, its next sibling (1,) and its first child (0, 0)
+  # wait: no other node is worth more than one of those that wait.
   waiting: list[tuple[float, int, tuple[int, ...], float]] = []
 
   def wait(path: tuple[int, ...], above: float) -> None:

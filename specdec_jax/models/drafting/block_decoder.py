@@ -102,7 +102,8 @@ class BlockLayer(nn.Module):
     is a multiple of B."""
     h = self.self_attention(queries, keys, values, mask)
     x = self.self_attention_layer_norm(queries + self.dropout(h))
-    # Blocks of a text read one source: 6 rows of 2 texts are 2 rows of 3 T.
+    # Blocks of a text share its source: 6 rows of T, 3 blocks of each of 2
+    # texts, become 2 rows of 3 T.
     by_source = x.reshape(len(cross[0]), -1, x.shape[-1])
     h = self.encoder_decoder_attention(by_source, *cross).reshape(x.shape)
     x = self.cross_attention_layer_norm(x + self.dropout(h))
@@ -259,7 +260,7 @@ class BlockDecoder(nn.Module):
   def _copies(
     self, embedded: Array, source_mask: Array, num_positions: int
   ) -> Array:
-    """Attention of N positions to the source's embeddings: `[B, E, embed]` to
+    """Attends from N positions to the source's embeddings: `[B, E, embed]` to
     `[B, N, embed]`."""
     # Position n asks the source for what it may be a translation of.
     queries = self.copy_query(self.decoder_positions(_ids(num_positions)))[0]
@@ -267,8 +268,8 @@ class BlockDecoder(nn.Module):
     scores = jnp.einsum(
       'nd,bed->bne', queries, source, preferred_element_type=jnp.float32
     )
-    # T5's embeddings are larger than those of the paper; padding of the source
-    # is no candidate.
+    # Scaled, as T5's embeddings are larger than the paper's; padding of the
+    # source is masked.
     scores = scores * self.config.embed_dim**-0.5
     lowest = jnp.finfo(jnp.float32).min
     scores = jnp.where(source_mask[:, None, :], scores, lowest)

@@ -266,7 +266,7 @@ def init_params(config: EagleConfig, rng_key: Array) -> Weights:
 
 
 def check_params(config: EagleConfig, params: Weights) -> None:
-  """Raises ValueError unless `target_ids` are different tokens of a target."""
+  """Raises ValueError unless `target_ids` are distinct tokens of the target."""
   # numpy's: values are compared on the host, once, when a file is read.
   ids = np.asarray(params['target_ids'])
   if ids.min() < 0 or ids.max() >= config.vocab_size:
@@ -274,8 +274,7 @@ def check_params(config: EagleConfig, params: Weights) -> None:
       f'target_ids are from {ids.min()} to {ids.max()}: they should be ids of '
       f'the target, 0 to {config.vocab_size - 1}'
     )
-  # [3, 5, 3] has 3 twice, and a token with two probabilities would not be
-  # drafted by either.
+  # [3, 5, 3] has 3 twice: two logits for one token.
   values, counts = np.unique(ids, return_counts=True)
   if counts.max() > 1:
     raise ValueError(

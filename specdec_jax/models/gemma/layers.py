@@ -223,8 +223,8 @@ class Layer(nn.Module):
 
 
 def _by_head(config: GemmaConfig, x: Array) -> Array:
-  """`[B, T, H * D]` to `[B, H, T, D]`."""
-  # 3 positions of 2 heads of 4 features, [1, 3, 8], are [1, 2, 3, 4].
+  """Splits `[B, T, H * D]` into heads, `[B, H, T, D]`."""
+  # 3 positions with 2 heads of 4 features: [1, 3, 8] becomes [1, 2, 3, 4].
   by_head = x.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
   return _placed(by_head)
 
