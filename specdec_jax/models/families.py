@@ -264,7 +264,7 @@ def _traced_shapes(config: AnyConfig, dtype: jnp.dtype | None) -> Weights:
 
 
 def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
-  """Returns the model with logits `[..., vocab_size]`, cut or filled with -inf."""
+  """Cuts a model's logits to `[..., vocab_size]`, or fills them with -inf."""
   # A draft model's embeddings may have other padding than its target's; ids
   # that are cut or added are padding and have no probability (invariant 10).
   # Of a target's 5 logits and a draft model's [a, b, c]: [a, b, c, -inf, -inf].
