@@ -31,7 +31,9 @@ Gamma = int | str
 Shape = int | Sequence[int] | Sequence[Sequence[int]]
 
 gamma_number = number(
-  int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
+  int,
+  lambda n: 1 <= n <= MAX_GAMMA,
+  f'auto or an integer from 1 to {MAX_GAMMA}',
 )
 
 

@@ -26,7 +26,7 @@ COMPLAINTS = {
   'gamma -1': (('--gamma=-1',), '--gamma', 'from 1 to 1024, got -1'),
   'gamma 1e9': (
     ('--gamma', '1000000000'),
-    '--gamma: must be an integer from 1 to 1024, got 1000000000',
+    '--gamma: must be auto or an integer from 1 to 1024, got 1000000000',
   ),
   'gamma of words': (('--gamma', 'many'), '--gamma', 'got many'),
   'cold': (('--temperature=-0.1',), '--temperature', 'got -0.1'),
