@@ -47,6 +47,7 @@ MODELS = {
   't5gemma': toy_gemma.encoder_decoder(V, **SIZES),
   't5': toy_t5.config(V, **T5_SIZES),
   'umt5': toy_t5.config(V, has_layer_relpos=True, **T5_SIZES),
+  'int8 cache': dataclasses.replace(CONFIG, cache_dtype=jnp.dtype('int8')),
 }
 # One pending token, one drafted, and the same again for the other side.
 CAPACITY = MAX_LEN + GAMMA + 1
@@ -249,7 +250,8 @@ BEAM_PROGRAMS = [(name, batch_size) for name in BEAMS for batch_size in (1, 4)]
 # Drafter, rule and batch size: one row, and several, which a CPU writes in one
 # loop however many; every rule. What is not compiled twice writes caches in the
 # same place as others do.
-ONCE = {*MODELS, 'adaptive', 'lookup, then eagle'} - {'t5gemma', 'umt5'}
+ONCE = {*MODELS, 'adaptive', 'lookup, then eagle'}
+ONCE -= {'t5gemma', 'umt5', 'int8 cache'}
 PROGRAMS = [
   *((name, lossless(name), 1) for name in DRAFTERS),
   *((name, lossless(name), 12)
@@ -274,6 +276,7 @@ NOW = [
   ('gemma 3', 'speculative_sampling', 1),
   ('t5gemma', 'speculative_sampling', 1),
   ('t5', 'speculative_sampling', 1),
+  ('int8 cache', 'speculative_sampling', 1),
 ]
 
 
@@ -383,7 +386,9 @@ def test_plain_loop_copies_no_cache():
 
 
 TREE = base.Tree((0, 0, 1, 1, 2, 4))
-TREE_PROGRAMS = [(n, b) for n in ('llama', 't5', 't5gemma') for b in (1, 2)]
+TREE_PROGRAMS = [
+  (n, b) for n in ('llama', 't5', 't5gemma', 'int8 cache') for b in (1, 2)
+]
 
 
 def tree_loop_of(name: str, batch_size: int):

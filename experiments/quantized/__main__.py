@@ -71,11 +71,12 @@ def perplexities(num_windows: int) -> Table:
     for name in ('long_input', 'summarisation', 'retrieval')
     for line in (_PROMPTS / f'{name}.jsonl').read_text().splitlines()
   ]
-  for dtype, weights in (
-    ('float32', None),
-    *(('bfloat16', w) for w in WEIGHTS),
+  for dtype, weights, caches in (
+    ('float32', None, None),
+    *(('bfloat16', w, None) for w in WEIGHTS),
+    *(('bfloat16', w, 'int8') for w in (None, 'int8')),
   ):
-    decoder = _plain('smollm2-135m', dtype, weights)
+    decoder = _plain('smollm2-135m', dtype, weights, caches)
     ids = decoder.vocabulary.encode('\n\n'.join(texts))
     count = min(num_windows, len(ids) // _WINDOW)
     tokens = np.asarray(ids[: count * _WINDOW]).reshape(count, _WINDOW)
@@ -179,8 +180,11 @@ def _spread(count: int, wanted: int) -> list[int]:
   )
 
 
-def _plain(name: str, dtype: str, weights: str | None) -> Decoder:
-  model = Model(checkpoint=name, dtype=dtype, weights=weights)
+def _plain(
+  name: str, dtype: str, weights: str | None, cache_dtype: str | None = None
+) -> Decoder:
+  own = {'weights': weights, 'cache_dtype': cache_dtype}
+  model = Model(checkpoint=name, dtype=dtype, **own)
   return decoder_lib.build(model, drafter=NoDrafter())
 
 
@@ -197,6 +201,7 @@ def _names(decoder: Decoder) -> Cells:
   )
   return {
     'weights': model.weights or model.dtype,
+    'caches': model.cache_dtype or model.dtype,
     'activations': model.dtype,
     'MB': f'{sum(_num_bytes(leaf) for leaf in shapes) / 1e6:.1f}',
   }
@@ -333,9 +338,13 @@ def steps(targets: Sequence[str], num_new: int, repeats: int) -> Table:
 def tpu_bytes(chip: str) -> Table:
   """What steps of compiled programs read, beside the packed weights."""
   rows = [
-    ('llama_3_1_8b', 'int8', 8, 4096 - 128),
-    *((name, w, 1, 64) for name in _TARGETS for w in (None, 'int8', 'int4')),
-    ('llama_3_1_8b', 'int4:128', 1, 64),
+    *(('llama_3_1_8b', 'int8', c, 8, 4096 - 128) for c in (None, 'int8')),
+    *(
+      (name, w, None, 1, 64)
+      for name in _TARGETS
+      for w in (None, 'int8', 'int4')
+    ),
+    ('llama_3_1_8b', 'int4:128', None, 1, 64),
   ]
   return Table(
     rows=[_steps_of(*row, chip) for row in rows],
@@ -350,10 +359,18 @@ def tpu_bytes(chip: str) -> Table:
 
 
 def _steps_of(
-  target: str, weights: str | None, batch_size: int, prompt: int, chip: str
+  target: str,
+  weights: str | None,
+  cache_dtype: str | None,
+  batch_size: int,
+  prompt: int,
+  chip: str,
 ) -> Cells:
   decoder = workloads.decoder_of(
-    target, 'none', None, dtype='bfloat16', weights=weights
+    *(target, 'none', None),
+    dtype='bfloat16',
+    weights=weights,
+    cache_dtype=cache_dtype,
   )
   task = workloads.Workload(
     slice=aot.find_slice(chip),
@@ -367,6 +384,7 @@ def _steps_of(
   cells: Cells = {
     'target': target,
     'weights': weights or 'bfloat16',
+    'caches': cache_dtype or 'bfloat16',
     'rows': batch_size,
     'prompt': prompt,
   }

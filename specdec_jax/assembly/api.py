@@ -46,6 +46,7 @@ def load(
   dtype: str = 'float32',
   draft_dtype: str | None = None,
   weights: str | None = None,
+  cache_dtype: str | None = None,
   sizes: str | None = None,
   vocabulary: str | os.PathLike[str] | None = None,
   exact_bits: bool = False,
@@ -71,6 +72,8 @@ def load(
     draft_dtype: of the draft model; None for `dtype`.
     weights: 'int8', 'int4' or 'int4:64' keeps the target's matrices as
       integers, with a scale for each output or 64 weights; None for `dtype`.
+    cache_dtype: 'int8' keeps the target's keys and values as integers, with a
+      scale for each position and head; None for `dtype`.
     sizes: of a T5X checkpoint, which does not state them.
     vocabulary: the path of one, where none lies beside the model.
     exact_bits: runs the target at one width, drafts or not, so that greedy text
@@ -98,6 +101,7 @@ def load(
     vocabulary=words,
     dtype=dtype,
     weights=weights,
+    cache_dtype=cache_dtype,
   )
   draft = None
   if draft_model is not None:

@@ -39,6 +39,8 @@ class Model:
     dtype: 'float32' or 'bfloat16', of weights, activations and caches.
     weights: as which integers matrices are kept, see `models.quantized`:
       'int8', 'int4', or 'int4:64' with a scale for each 64; None for `dtype`.
+    cache_dtype: 'int8' keeps keys and values as integers, see
+      `kv_cache.Packed`; None for `dtype`.
   """
 
   checkpoint: str
@@ -46,10 +48,16 @@ class Model:
   vocabulary: str | None = None
   dtype: str = 'bfloat16'
   weights: str | None = None
+  cache_dtype: str | None = None
 
   def __post_init__(self):
     if self.weights is not None:
       quantized.bits_of(self.weights)
+    if self.cache_dtype not in (None, 'int8'):
+      raise ValueError(
+        f"cache_dtype is {self.cache_dtype!r}, expected 'int8', or None for "
+        'that of the weights'
+      )
     if self.dtype not in presets.DTYPES:
       expected = ' or '.join(map(repr, presets.DTYPES))
       raise ValueError(f'dtype is {self.dtype!r}, expected {expected}')
@@ -66,8 +74,21 @@ class Model:
 def read_config(model: Model) -> Config:
   """Reads the sizes of a model; named ones need no checkpoint.
 
-  Raises ValueError if there is no such model, or it does not state its sizes.
+  Raises ValueError if there is no such model, or it does not state its sizes,
+  or its cache is of no keys and values where these should be packed.
   """
+  config = _sizes(model)
+  if model.cache_dtype is None:
+    return config
+  if not hasattr(config, 'cache_dtype'):
+    raise ValueError(
+      f'{model.checkpoint} keeps no keys and values in {model.cache_dtype}: '
+      'leave cache_dtype out'
+    )
+  return dataclasses.replace(config, cache_dtype=jnp.dtype(model.cache_dtype))
+
+
+def _sizes(model: Model) -> Config:
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
     name = model.checkpoint.removeprefix(_RANDOM)

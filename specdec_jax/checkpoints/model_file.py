@@ -22,6 +22,8 @@ def write(folder: Path, config: AnyConfig) -> None:
   fields = dataclasses.asdict(config)
   # JSON has no dtypes; all other fields are numbers, texts, flags and lists.
   fields['dtype'] = jnp.dtype(config.dtype).name
+  # How one decodes is not the model's.
+  fields.pop('cache_dtype', None)
   contents = {'network': families.of(config).name, 'config': fields}
   replacing.write_text(folder / NAME, json.dumps(contents, indent=2) + '\n')
 

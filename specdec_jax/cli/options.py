@@ -30,6 +30,11 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
     'help': 'int8, int4, or int4:64 with a scale for each 64 weights: how the '
     "target's matrices are kept (default: in --dtype)",
   },
+  'cache_dtype': {
+    'choices': ('int8',),
+    'help': "how the target's keys and values are kept, with a scale for each "
+    'position and head (default: in --dtype)',
+  },
   'exact_bits': {
     'action': 'store_true',
     'help': 'call the target at one width, so that greedy text is that of '
@@ -136,7 +141,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add('--draft_config', metavar='SIZES', help='sizes of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')
   add('--draft_dtype', choices=DTYPES, help='(default: that of --dtype)')
-  add_shared(group, 'weights')
+  add_shared(group, 'weights', 'cache_dtype')
   add(
     '--drafter',
     choices=DRAFTERS,

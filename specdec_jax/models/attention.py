@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
+from specdec_jax.models.kv_cache import Entries, Packed
 
 # The least that is read of a large cache at a time. Elsewhere a round of a loop
 # takes longer than to read some entries more.
@@ -72,8 +73,8 @@ def softcapped(x: Array, bound: float) -> Array:
 
 def attend(
   queries: Array,
-  keys: Array,
-  values: Array,
+  keys: Entries,
+  values: Entries,
   mask: Array,
   *,
   scale: float,
@@ -86,7 +87,8 @@ def attend(
   """Grouped-query attention with a float32 softmax.
 
   The products contract the cache as it lies in memory: no transposed or
-  repeated copy of it is made.
+  repeated copy of it is made. Scales of packed keys multiply scores, and those
+  of packed values weights.
 
   Args:
     queries: `[B, Hq, T, D]`; Hq is a multiple of H, and query heads
@@ -117,10 +119,20 @@ def attend(
   queries = queries * jnp.asarray(scale, queries.dtype)
   by_head = queries.reshape(batch, num_heads, group * num_queries, head_dim)
 
-  def scores_of(keys: Array, mask: Array, bias: Array | None) -> Array:
+  def read(entries: Entries) -> tuple[Array, Array | None]:
+    """What is multiplied with, and scales `[B, H, 1, S]`."""
+    if not isinstance(entries, Packed):
+      return entries, None
+    scales = entries.scale.mT.astype(score_dtype)
+    return entries.values.astype(queries.dtype), scales
+
+  def scores_of(keys: Entries, mask: Array, bias: Array | None) -> Array:
     """`[B, H, group, T, S]`; the lowest finite number where nobody may look, as
     infinity would make a row without keys NaN."""
-    scores = product('bhqd,bhsd->bhqs', by_head.astype(keys.dtype), keys)
+    values, scales = read(keys)
+    scores = product('bhqd,bhsd->bhqs', by_head.astype(values.dtype), values)
+    if scales is not None:
+      scores = scores * scales
     scores = scores.reshape(batch, num_heads, group, num_queries, -1)
     if softcap:
       scores = softcapped(scores, softcap)
@@ -130,10 +142,13 @@ def attend(
     lowest = jnp.finfo(scores.dtype).min
     return jnp.where(mask[:, None, None], scores, lowest)
 
-  def mix(weights: Array, values: Array) -> Array:
-    shape = batch, num_heads, group * num_queries, values.shape[2]
-    weights = weights.astype(values.dtype).reshape(shape)
-    mixed = product('bhqs,bhsd->bhqd', weights, values)
+  def mix(weights: Array, entries: Entries) -> Array:
+    shape = batch, num_heads, group * num_queries, entries.shape[2]
+    values, scales = read(entries)
+    weights = weights.reshape(shape)
+    if scales is not None:
+      weights = weights * scales
+    mixed = product('bhqs,bhsd->bhqd', weights.astype(values.dtype), values)
     return mixed.reshape(batch, num_heads, group, num_queries, head_dim)
 
   def whole() -> Array:
@@ -171,9 +186,9 @@ def block_size(capacity: int, least: int) -> int:
 def _in_blocks(
   shape: tuple[int, ...],
   scores_of: Callable[..., Array],
-  mix: Callable[[Array, Array], Array],
-  keys: Array,
-  values: Array,
+  mix: Callable[[Array, Entries], Array],
+  keys: Entries,
+  values: Entries,
   mask: Array,
   bias: Array | None,
   size: int,
@@ -196,9 +211,10 @@ def _in_blocks(
   def add(i: Array, sums: tuple[Array, Array, Array]) -> Any:
     highest, total, mixed = sums
     start = jnp.minimum(i * size, capacity - size)
-    cut = functools.partial(
+    cut_one = functools.partial(
       jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
     )
+    cut = lambda x, axis: jax.tree.map(lambda y: cut_one(y, axis=axis), x)
     is_new = start + entries[..., :size] >= i * size
     scores = scores_of(
       cut(keys, axis=2),

@@ -18,8 +18,28 @@ from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.sharding import rules
 
+
+@base.value
+class Packed:
+  """Keys or values as integers, and what they are multiplied by.
+
+  Attributes:
+    values: int8 `[B, H, S, D]`.
+    scale: float32 `[B, H, S, 1]`, one for each position and head.
+  """
+
+  values: Array
+  scale: Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.values.shape
+
+
+# Keys or values `[B, H, S, D]`: an array, or `Packed`.
+Entries = Any
 # Keys, values and mask `[B, T or 1, E]` of an encoder.
-Cross = tuple[Array, Array, Array]
+Cross = tuple[Entries, Entries, Array]
 
 
 @base.value
@@ -27,12 +47,12 @@ class CrossCache:
   """What a decoder's layers make of an encoder's output, once per decode.
 
   Attributes:
-    keys: one `[B, H, E, D]` array per layer, as `values`.
+    keys: `[B, H, E, D]` of each layer, as `values`.
     mask: bool `[B, E]`, false for padding.
   """
 
-  keys: tuple[Array, ...]
-  values: tuple[Array, ...]
+  keys: tuple[Entries, ...]
+  values: tuple[Entries, ...]
   mask: Array
 
   @property
@@ -48,15 +68,15 @@ class KVCache:
   """What a decoder keeps between calls.
 
   Attributes:
-    keys: one `[B, H, S, D]` array per layer (H key-value heads, S capacity, D
-      head size), as `values`. Heads come before positions, so that attention
+    keys: `[B, H, S, D]` of each layer (H key-value heads, S capacity, D head
+      size), as `values`. Heads come before positions, so that attention
       contracts the cache as it lies.
     lengths: int32 `[B]`, how many positions of each row count.
     encoder: of an encoder's output, if there is one.
   """
 
-  keys: tuple[Array, ...]
-  values: tuple[Array, ...]
+  keys: tuple[Entries, ...]
+  values: tuple[Entries, ...]
   lengths: Array
   encoder: CrossCache | None = None
 
@@ -74,32 +94,55 @@ class KVCache:
 def init(
   config: Any, batch_size: int, capacity: int, num_layers: int
 ) -> KVCache:
-  """A cache without tokens; `config` has `head_dim`, `dtype`, and
-  `num_kv_heads`, or `num_heads` alone, where each head has its own keys."""
+  """A cache without tokens; `config` has `head_dim`, `dtype`, perhaps
+  `cache_dtype`, and `num_kv_heads`, or `num_heads` alone, where each head has
+  its own keys."""
   num_heads = getattr(config, 'num_kv_heads', config.num_heads)
   shape = batch_size, num_heads, capacity, config.head_dim
+  entries = jax.ShapeDtypeStruct(shape, config.dtype)
+  kept = jax.eval_shape(lambda x: _kept(config, x), entries)
+  empty = lambda: tuple(
+    jax.tree.map(jnp.zeros_like, kept) for _ in range(num_layers)
+  )
   return KVCache(
-    keys=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
-    values=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
-    lengths=jnp.zeros(batch_size, jnp.int32),
+    keys=empty(), values=empty(), lengths=jnp.zeros(batch_size, jnp.int32)
   )
 
 
-def crossed(stack: Iterable[Any], encoded: Array, mask: Array) -> CrossCache:
+def crossed(
+  config: Any, stack: Iterable[Any], encoded: Array, mask: Array
+) -> CrossCache:
   """That of layers with an `encoder_decoder_attention`, for an encoder's output
-  `[B, E, embed]` and its mask, bool `[B, E]`."""
+  `[B, E, embed]` and its mask, bool `[B, E]`; `config` is as for `init`."""
   keys, values = zip(
     *[layer.encoder_decoder_attention.keys_values(encoded) for layer in stack],
     strict=True,
   )
-  return CrossCache(keys=keys, values=values, mask=mask)
+  keep = lambda entries: tuple(_kept(config, each) for each in entries)
+  return CrossCache(keys=keep(keys), values=keep(values), mask=mask)
+
+
+def _kept(config: Any, entries: Array) -> Entries:
+  """Keys or values as `config.cache_dtype` has them, if it has one."""
+  is_packed = getattr(config, 'cache_dtype', None) is not None
+  return packed(entries) if is_packed else entries
+
+
+def packed(entries: Array) -> Packed:
+  """Integers with a scale for each position and head of `[B, H, T, D]`."""
+  entries = entries.astype(jnp.float32)
+  most = jnp.max(jnp.abs(entries), axis=3, keepdims=True)
+  # The largest is 127, not on the edge of two integers as with weights: which
+  # one it is would hang on its last bit, and so on the width of a call.
+  scale = jnp.where(most == 0, 1.0, most / 127)
+  return Packed(values=jnp.round(entries / scale).astype(jnp.int8), scale=scale)
 
 
 # Each unrolled row write costs compile time.
 _MAX_UNROLLED_ROWS = 8
 
 
-def append(buffer: Array, new: Array, lengths: Array) -> Array:
+def append(buffer: Entries, new: Array, lengths: Array) -> Entries:
   """`[B, H, S, D]` with row b of `[B, H, T, D]` at positions `lengths[b] + t`;
   ValueError if T exceeds S.
 
@@ -113,6 +156,9 @@ def append(buffer: Array, new: Array, lengths: Array) -> Array:
     raise ValueError(
       f'{new.shape[2]} positions do not fit in {capacity}: make a larger cache'
     )
+  if isinstance(buffer, Packed):
+    write = functools.partial(append, lengths=lengths)
+    return jax.tree.map(write, buffer, packed(new))
   by_head = ('batch', 'heads', 'length', 'kv')
   return rules.map_shards(
     _write_rows,
@@ -148,8 +194,8 @@ def gather_all(
   cache: KVCache, starts: Array, offsets: Array, span: int
 ) -> KVCache:
   """`gather` in the keys and values of all layers; lengths stay."""
-  move = lambda buffers: tuple(
-    gather(x, starts, offsets, span) for x in buffers
+  move = functools.partial(
+    jax.tree.map, lambda x: gather(x, starts, offsets, span)
   )
   return dataclasses.replace(
     cache, keys=move(cache.keys), values=move(cache.values)

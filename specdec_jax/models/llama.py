@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
-from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.kv_cache import Entries, KVCache
 from specdec_jax.models.layers import (
   Dense,
   Embed,
@@ -74,6 +74,7 @@ class LlamaConfig:
     windows: positions that each layer attends to, the last ones; 0 for all. The
       pattern repeats: (4096, 0) alternates, one number holds for all (Mistral).
     dtype: of activations and cache; norms, softmax and logits are float32.
+    cache_dtype: int8 for keys and values as `kv_cache.Packed`, or None.
   """
 
   vocab_size: int
@@ -92,6 +93,7 @@ class LlamaConfig:
   has_qk_norm: bool = False
   windows: tuple[int, ...] = ()
   dtype: jnp.dtype = jnp.float32
+  cache_dtype: jnp.dtype | None = None
 
   def __post_init__(self):
     attention.check_sizes(self)
@@ -155,12 +157,12 @@ class SelfAttention(nn.Module):
   def __call__(
     self,
     x: Array,
-    keys: Array,
-    values: Array,
+    keys: Entries,
+    values: Entries,
     lengths: Array,
     placement: Placement,
     mix: MixFn | None = None,
-  ) -> tuple[Array, Array, Array]:
+  ) -> tuple[Array, Entries, Entries]:
     config = self.config
     queries, new_keys, new_values = query_key_value(
       self, x, config, use_bias=config.has_attention_bias
@@ -202,7 +204,7 @@ class DecoderLayer(nn.Module):
   @nn.compact
   def __call__(
     self, x: Array, past: Past, placement: Placement
-  ) -> tuple[Array, Array, Array]:
+  ) -> tuple[Array, Entries, Entries]:
     config = self.config
     norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
     # Each part f adds f(norm(x)) to the stream.

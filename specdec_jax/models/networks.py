@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import kv_cache
-from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.kv_cache import Entries, KVCache
 from specdec_jax.models.layers import Weights, applied
 
 # The collection and the names under which networks sow residual streams.
 TAPS, TAP = 'intermediates', 'stream_{}'
 # A layer's cached keys and values `[B, H, S, D]`, and lengths int32 `[B]`.
-Past = tuple[Array, Array, Array]
+Past = tuple[Entries, Entries, Array]
 # `(stream, past) -> (stream, keys, values)`: applies a layer; the keys and
 # values are those attended to. `past` is None if all tokens are new.
-LayerFn = Callable[[Array, Past | None], tuple[Array, Array, Array]]
+LayerFn = Callable[[Array, Past | None], tuple[Array, Entries, Entries]]
 
 
 Layer = TypeVar('Layer', bound=nn.Module)

@@ -141,7 +141,7 @@ class T5(nn.Module):
     if encoder_tokens is None:
       return empty
     encoded = self.encode(encoder_tokens)
-    crosses = kv_cache.crossed(layers, encoded, encoder_tokens > 0)
+    crosses = kv_cache.crossed(self.config, layers, encoded, encoder_tokens > 0)
     return dataclasses.replace(empty, encoder=crosses)
 
   def extend(

@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache
-from specdec_jax.models.kv_cache import Cross
+from specdec_jax.models.kv_cache import Cross, Entries
 from specdec_jax.models.layers import (
   PROJECTIONS,
   Dense,
@@ -47,6 +47,7 @@ class T5Config:
     has_float32_scores: whether attention's scores and softmax are float32 too.
       T5X computes them in `dtype` by default; only the same rounding reproduces
       its tokens in bfloat16.
+    cache_dtype: int8 for keys and values as `kv_cache.Packed`, or None.
   """
 
   vocab_size: int
@@ -64,6 +65,7 @@ class T5Config:
   dropout_rate: float = 0.0
   dtype: jnp.dtype = jnp.float32
   has_float32_scores: bool = True
+  cache_dtype: jnp.dtype | None = None
 
   def __post_init__(self):
     # An encoder uses half of the buckets for each side, and half of those for
@@ -183,8 +185,8 @@ class Attention(nn.Module):
   def __call__(
     self,
     x: Array,
-    keys: Array,
-    values: Array,
+    keys: Entries,
+    values: Entries,
     mask: Array,
     bias: Array | None = None,
     *,
@@ -276,7 +278,7 @@ class DecoderLayer(nn.Module):
     placement: Placement,
     bias: Array | None,
     cross: Cross | None,
-  ) -> tuple[Array, Array, Array]:
+  ) -> tuple[Array, Entries, Entries]:
     """Applies the layer to `[B, T, embed]`.
 
     Args:

@@ -85,6 +85,7 @@ def decoder_of(
   *,
   dtype: str,
   weights: str | None = None,
+  cache_dtype: str | None = None,
   options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Decoder:
   """A decoder without weights, sampled at temperature 1.
@@ -92,10 +93,17 @@ def decoder_of(
   `target` is a name of `models.presets`, `drafter` one of
   `assembly.drafters.DRAFTERS`, and `draft` the sizes of its network: a name of
   `presets` that is for it, or a folder; None for a drafter without weights.
-  `weights` are as for `Model`, and `options` has what the drafter is told.
-  ValueError if there are no such sizes, or they do not fit the target.
+  `weights` and `cache_dtype` are as for `Model`, and `options` has what the
+  drafter is told. ValueError if there are no such sizes, or they do not fit the
+  target.
   """
-  model = Model(checkpoint=target, sizes=target, dtype=dtype, weights=weights)
+  model = Model(
+    checkpoint=target,
+    sizes=target,
+    dtype=dtype,
+    weights=weights,
+    cache_dtype=cache_dtype,
+  )
   own: dict[str, Model] = {}
   if draft is not None:
     # A name of sizes is read as such, anything else as a folder's path.

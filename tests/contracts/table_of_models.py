@@ -1,5 +1,6 @@
 """Every language model, a row each: the contract is checked for all of them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -80,6 +81,14 @@ NETWORKS |= {
   )
   for config, make_params in [NETWORKS[name]]
 }
+NETWORKS |= {
+  f'{name}, int8 cache': (
+    dataclasses.replace(config, cache_dtype=jnp.dtype('int8')),
+    make_params,
+  )
+  for name in ('llama, later', 'T5 1.1', 'Gemma 3', 'T5Gemma')
+  for config, make_params in [NETWORKS[name]]
+}
 ROWS = {
   'toy': (toy.toy(VOCAB_SIZE), lambda: toy.toy_params(VOCAB_SIZE, seed=3))
 } | {
@@ -90,9 +99,15 @@ ROWS = {
 every_model = slow.parametrize(
   'name',
   ROWS,
-  now=['toy', 'llama, later', 'T5 1.1', 'Gemma 3', 'T5 1.1, packed'],
+  now=[
+    *('toy', 'llama, later', 'T5 1.1', 'Gemma 3'),
+    *('T5 1.1, packed', 'llama, later, int8 cache'),
+  ],
 )
-HAS_ENCODER = {'T5 1.1', 'T5 1.1, packed', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
+HAS_ENCODER = {
+  *('T5 1.1', 'T5 1.1, packed', 'T5 1.1, int8 cache', 'T5 1.0'),
+  *('T5, scalable', 'T5Gemma', 'T5Gemma, int8 cache'),
+}
 
 
 @functools.cache

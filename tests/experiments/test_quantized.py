@@ -10,25 +10,31 @@ import pytest
 from experiments.quantized import __main__ as experiment
 from specdec_jax.models import presets, quantized
 
-NAME = 't5_1_1_xxl'
+NAME, LONG = 't5_1_1_xxl', 'llama_3_1_8b'
 
 
-def overs(monkeypatch, weights: str) -> list[float]:
+def overs(monkeypatch, weights: str, caches: str | None = None) -> list[float]:
   """Bytes of a plain and a verify step over the least, of one layer."""
   if importlib.util.find_spec('libtpu') is None:
     pytest.skip('needs libtpu: pip install -e ".[tpu]"')
   sizes = {'num_encoder_layers': 1, 'num_decoder_layers': 1}
-  config = dataclasses.replace(presets.PRESETS[NAME], **sizes)
-  monkeypatch.setitem(presets.PRESETS, NAME, config)
-  cells = experiment._steps_of(NAME, weights, 1, 64, 'v5e:1x1')
+  name, task = NAME, (1, 64)
+  if caches:
+    sizes, name, task = {'num_layers': 1}, LONG, (8, 4096 - 128)
+  config = dataclasses.replace(presets.PRESETS[name], **sizes)
+  monkeypatch.setitem(presets.PRESETS, name, config)
+  cells = experiment._steps_of(name, weights, caches, *task, 'v5e:1x1')
   return [float(cells[f'{step} step, over']) for step in ('plain', 'verify')]
 
 
 @pytest.mark.tpu
 @pytest.mark.slow
-@pytest.mark.parametrize('weights', ['int8', 'int4'])
-def test_steps_read_packed_weights_once(monkeypatch, weights):
-  assert all(0.98 < over < 1.05 for over in overs(monkeypatch, weights))
+@pytest.mark.parametrize(
+  ('weights', 'caches'), [('int8', None), ('int4', None), ('int8', 'int8')]
+)
+def test_steps_read_packed_weights_once(monkeypatch, weights, caches):
+  found = overs(monkeypatch, weights, caches)
+  assert all(0.98 < over < 1.05 for over in found), found
 
 
 @pytest.mark.tpu

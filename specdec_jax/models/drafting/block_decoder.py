@@ -142,7 +142,7 @@ class BlockDecoder(nn.Module):
     source_mask = encoder_tokens > 0
     embedded = self.token_embedder(encoder_tokens)
     encoded = self.encoder(embedded, source_mask[:, None])
-    source = kv_cache.crossed(self.layers, encoded, source_mask)
+    source = kv_cache.crossed(self.config, self.layers, encoded, source_mask)
     # A mask's embedding knows its position and, softly, the source there.
     copies = self._copies(embedded, source_mask, num_positions)
     copies = self.dropout(copies)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array
 from specdec_jax.models import attention, kv_cache, llama
-from specdec_jax.models.kv_cache import Cross
+from specdec_jax.models.kv_cache import Cross, Entries
 from specdec_jax.models.layers import (
   Dense,
   Embed,
@@ -61,6 +61,7 @@ class GemmaConfig:
   max_positions: int = 8192
   is_tied: bool = True
   dtype: jnp.dtype = jnp.float32
+  cache_dtype: jnp.dtype | None = None
 
   def __post_init__(self):
     attention.check_sizes(self)
@@ -112,7 +113,7 @@ class SelfAttention(nn.Module):
   @nn.compact
   def __call__(
     self, x: Array, past: Past | None, positions: Array, mask: Array
-  ) -> tuple[Array, Array, Array]:
+  ) -> tuple[Array, Entries, Entries]:
     """Mixes `[B, T, embed]`, at int32 positions `[B or 1, T]`; also returns the
     keys and values attended to. See `Layer`."""
     config = self.config
@@ -156,7 +157,7 @@ class CrossAttention(nn.Module):
     return _by_head(self.config, keys), _by_head(self.config, values)
 
   def __call__(
-    self, x: Array, keys: Array, values: Array, mask: Array
+    self, x: Array, keys: Entries, values: Entries, mask: Array
   ) -> Array:
     queries = _by_head(self.config, self.query(x))
     mixed = _attend(self.config, queries, keys, values, mask, used_only=True)
@@ -196,7 +197,7 @@ class Layer(nn.Module):
     positions: Array,
     mask: Array,
     cross: Cross | None = None,
-  ) -> tuple[Array, Array, Array]:
+  ) -> tuple[Array, Entries, Entries]:
     """Applies the layer.
 
     Args:

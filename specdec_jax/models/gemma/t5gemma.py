@@ -50,6 +50,7 @@ class T5GemmaConfig:
   max_positions: int = 8192
   is_tied: bool = True
   dtype: jnp.dtype = jnp.float32
+  cache_dtype: jnp.dtype | None = None
 
   def __post_init__(self):
     # These raise ValueError for sizes that do not fit together.
@@ -109,7 +110,9 @@ class T5Gemma(nn.Module):
     where padded, and stores each layer's cross-attention keys and values."""
     empty = self.decoder.empty_cache(batch_size, capacity)
     encoded, is_token = self.encoder(encoder_tokens), encoder_tokens > 0
-    crosses = kv_cache.crossed(self.decoder.layers, encoded, is_token)
+    crosses = kv_cache.crossed(
+      self.config, self.decoder.layers, encoded, is_token
+    )
     return dataclasses.replace(empty, encoder=crosses)
 
   def extend(

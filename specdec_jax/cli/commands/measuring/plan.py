@@ -37,7 +37,8 @@ _IF_ANY = (
 # Flags of costs that are compiled.
 _COMPILED = (
   *('target', 'draft', 'drafter', 'topology', 'batch_size', 'input_length'),
-  *('num_partitions', 'dtype', 'weights', 'bits', 'group', 'layers'),
+  *('num_partitions', 'dtype', 'weights', 'cache_dtype'),
+  *('bits', 'group', 'layers'),
 )
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='chips that share a copy of the target (default: as the batch allows)',
   )
   add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
-  options.add_shared(group, 'weights')
+  options.add_shared(group, 'weights', 'cache_dtype')
   # What other drafters are told changes no cost, or is a file.
   options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
   add = parser.add_argument_group('planning').add_argument
@@ -202,6 +203,7 @@ def _compile(args: argparse.Namespace) -> Figures:
     *(args.target, args.drafter or by_sizes, args.draft),
     dtype=dtype.name,
     weights=args.weights,
+    cache_dtype=args.cache_dtype,
     options=vars(args),
   )
   slice_ = aot.find_slice(args.topology)
@@ -223,6 +225,7 @@ def _compile(args: argparse.Namespace) -> Figures:
     'drafter': args.draft or args.drafter,
     'dtype': dtype.name,
     'weights': args.weights,
+    'cache_dtype': args.cache_dtype,
     'device': args.topology,
     'num_devices': len(slice_.devices),
     **{name: getattr(task, name) for name in _WORKLOAD},
