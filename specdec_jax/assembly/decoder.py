@@ -270,7 +270,9 @@ def assembled(
   are at hand; ValueError if a draft does not fit into a context."""
   parts = _made(seen, drafter, rule, length, exact_bits=exact_bits)
   made = parts['drafting']
-  own = () if made.config is None else families.param_shapes(made.config)
+  own: Any = ()
+  if made.config is not None:
+    own = models.param_shapes(made.model, made.config)
   target = models.param_shapes(model, seen.config)
   result = Decoder(
     model=model,

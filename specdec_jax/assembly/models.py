@@ -38,7 +38,8 @@ class Model:
       vocabulary; None for that beside the checkpoint.
     dtype: 'float32' or 'bfloat16', of weights, activations and caches.
     weights: as which integers matrices are kept, see `models.quantized`:
-      'int8', 'int4', or 'int4:64' with a scale for each 64; None for `dtype`.
+      'int8', 'int4', or 'int4:64' with a scale for each 64; None for `dtype`,
+      or as they lie in a packed checkpoint.
     cache_dtype: 'int8' keeps keys and values as integers, see
       `kv_cache.Packed`; None for `dtype`.
   """
@@ -179,8 +180,11 @@ def read_params(
   default device, with the copies of `layers.with_cpu_copies`. What is to be
   packed is read and packed on the host, where it is whole.
   """
+  weights = _weights_of(model)
   if model.weights is None:
     params = _read(model, config, shardings)
+    if weights is not None:
+      params = quantized.packed(params, quantized.bits_of(weights))
   else:
     with jax.default_device(_host()):
       params = _read(model, config)
@@ -211,12 +215,22 @@ def _host() -> Any:
   return None
 
 
-def param_shapes(model: Model, config: Config) -> Any:
+def param_shapes(model: Model | None, config: Config | DrafterConfig) -> Any:
   """The tree of `read_params`, without copies, as `jax.ShapeDtypeStruct`s."""
   shapes = families.param_shapes(config)
-  if model.weights is None:
+  weights = None if model is None else _weights_of(model)
+  if weights is None:
     return shapes
-  return quantized.packed(shapes, quantized.bits_of(model.weights))
+  return quantized.packed(shapes, quantized.bits_of(weights))
+
+
+def _weights_of(model: Model) -> str | None:
+  """How weights are packed: as was asked for, or as they lie."""
+  # With sizes no file is read before the weights, and none has packed ones.
+  if model.weights or model.is_random or model.sizes is not None:
+    return model.weights
+  path = loading.locate(model.checkpoint)
+  return formats.find(path).read_weights(path)
 
 
 def _draw_params(config: Config | DrafterConfig) -> dict:

@@ -67,6 +67,8 @@ class Format(NamedTuple):
     is_part: `(folder)` to whether a folder within one of this format was made
       by `write`.
     read_step: `(path)` to the training steps taken; None if it is not stored.
+    read_weights: `(path)` to how the parameters are packed, as
+      `quantized.bits_of` reads it; to None where they are whole.
   """
 
   name: str
@@ -80,6 +82,7 @@ class Format(NamedTuple):
   files: tuple[str, ...] = ()
   is_part: Callable[[Path], bool] = lambda folder: False
   read_step: Callable[[Path], int] | None = None
+  read_weights: Callable[[Path], str | None] = lambda path: None
 
 
 def find(path: Path) -> Format:
@@ -115,12 +118,13 @@ def read_config(
 def read_params(
   path: Path, config: AnyConfig, shardings: Shardings | None = None
 ) -> Weights:
-  """The parameters of a network, in the config's dtype, where `shardings` says
-  from their shapes; ValueError for others, or `Family.check_params`."""
+  """The parameters of a network, in the config's dtype or as they were packed,
+  where `shardings` says from their shapes; ValueError for others, or
+  `Family.check_params`."""
   found = find(path)
   if found.in_slices:
     # The shapes say where each slice is to be, before anything is read.
-    shapes = families.param_shapes(config)
+    shapes = model_file.param_shapes(config, found.read_weights(path))
     if shardings is not None:
       shapes = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
@@ -138,6 +142,13 @@ def read_params(
   if shardings is None or found.in_slices:
     return params
   return jax.device_put(params, shardings(params))
+
+
+def read_whole_params(path: Path, config: AnyConfig) -> Weights:
+  """`read_params`, to be trained or trained for; ValueError if packed."""
+  if weights := find(path).read_weights(path):
+    raise ValueError(f'{path} is packed in {weights}: give the whole weights')
+  return read_params(path, config)
 
 
 def parts(path: Path) -> list[Path]:
@@ -211,6 +222,7 @@ FORMATS = (
     in_slices=True,
     write=_without_step(orbax.save),
     files=(model_file.NAME,),
+    read_weights=model_file.read_weights,
     is_part=lambda folder: (
       folder.name == orbax.PARAMS and orbax.is_checkpoint(folder.parent)
     ),
@@ -222,6 +234,7 @@ FORMATS = (
     read_params=safetensors_model.read_params,
     write=_without_step(safetensors_model.save),
     files=(model_file.NAME, safetensors_folder.SINGLE_FILE),
+    read_weights=model_file.read_weights,
   ),
   Format(
     name='huggingface',

@@ -120,9 +120,9 @@ def read(
   config: Config | str | None = None,
 ) -> tuple[Any, Weights]:
   """Sizes and parameters of the network at a path of `locate`, a whole model or
-  one that only drafts; arguments and errors are those of `load`."""
+  one that only drafts, not packed; arguments and errors are those of `load`."""
   found = formats.read_config(path, dtype, config)
-  return found, formats.read_params(path, found)
+  return found, formats.read_whole_params(path, found)
 
 
 def read_config(

@@ -10,21 +10,24 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files import replacing
-from specdec_jax.models import families, layers
+from specdec_jax.models import families, layers, quantized
 from specdec_jax.models.families import AnyConfig
+from specdec_jax.models.layers import Weights
 
 NAME = 'model.json'
 _DTYPES = ('float32', 'bfloat16', 'float16')
 
 
-def write(folder: Path, config: AnyConfig) -> None:
-  """Writes the sizes into a folder's model.json, whole or not at all."""
+def write(folder: Path, config: AnyConfig, weights: str | None = None) -> None:
+  """Writes the sizes into a folder's model.json, whole or not at all; `weights`
+  is how those beside it are packed, as `quantized.bits_of` reads it."""
   fields = dataclasses.asdict(config)
   # JSON has no dtypes; all other fields are numbers, texts, flags and lists.
   fields['dtype'] = jnp.dtype(config.dtype).name
   # How one decodes is not the model's.
   fields.pop('cache_dtype', None)
   contents = {'network': families.of(config).name, 'config': fields}
+  contents |= {'weights': weights} if weights else {}
   replacing.write_text(folder / NAME, json.dumps(contents, indent=2) + '\n')
 
 
@@ -45,6 +48,22 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   if dtype is not None:
     values['dtype'] = dtype
   return contents.build(classes[kind], **values)
+
+
+def read_weights(folder: Path) -> str | None:
+  """How the weights beside a folder's model.json are packed, if they are."""
+  stated = settings.read(folder / NAME)
+  return stated.text('weights') if stated.has('weights') else None
+
+
+def param_shapes(config: AnyConfig, weights: str | None) -> Weights:
+  """`families.param_shapes`, packed as they are stored: each in 8 bits."""
+  shapes = families.param_shapes(config)
+  if weights is None:
+    return shapes
+  bits = quantized.bits_of(weights)._replace(bits=8)
+  packed: Weights = quantized.packed(shapes, bits)
+  return packed
 
 
 def _read_fields(stated: Settings, cls: type) -> Json:

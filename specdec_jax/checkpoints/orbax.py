@@ -15,6 +15,7 @@ from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.files import full_disk
 from specdec_jax.files.require import require
 from specdec_jax.launch import processes
+from specdec_jax.models import quantized
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 
@@ -36,9 +37,12 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
   processes.ask_first(make_empty)
+  # Half bytes are no type of zarr's, and those in bytes are compressed.
+  params = quantized.in_bytes(params)
   write_tree(folder / PARAMS, params)
+  weights = quantized.name_of(params)
   if processes.is_first():
-    model_file.write(folder, config)
+    model_file.write(folder, config, weights)
 
 
 def is_checkpoint(folder: Path) -> bool:

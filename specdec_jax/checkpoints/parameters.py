@@ -14,6 +14,7 @@ from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
+from specdec_jax.models.quantized import SCALE
 
 # Others store matrices as `[out, in]`, and positions as `[buckets, heads]`.
 _TRANSPOSED = ('/kernel', '/rel_embedding')
@@ -30,14 +31,15 @@ class Parameter:
     name: in the file.
     shape: in our tree.
     is_transposed: whether the file stores the transpose.
-    is_integer: whether the values are integers, in our tree int32.
+    dtype: of its own in our tree, that of integers or of their scales; None
+      for that of the others.
   """
 
   path: str
   name: str
   shape: tuple[int, ...]
   is_transposed: bool = False
-  is_integer: bool = False
+  dtype: np.dtype | None = None
 
   @property
   def file_shape(self) -> tuple[int, ...]:
@@ -46,23 +48,31 @@ class Parameter:
 
 
 def of(
-  config: AnyConfig, name_of: Callable[[str], str] | None = None
+  config: AnyConfig,
+  name_of: Callable[[str], str] | None = None,
+  shapes: Weights | None = None,
 ) -> tuple[Parameter, ...]:
   """Returns every parameter of a network, those outside of its layers first;
   `name_of` gives from a path in our tree the name in a file, None our own
-  file's, which has the paths as names and the shapes of our tree."""
+  file's, which has the paths as names and the shapes of our tree. `shapes` are
+  those of packed ones."""
   # Fewest slashes first: embeddings and the last norm, then the layers.
-  leaves = stored_arrays.flatten(families.param_shapes(config))
+  leaves = stored_arrays.flatten(shapes or families.param_shapes(config))
   return tuple(
     Parameter(
       path,
       name_of(path) if name_of else path,
       leaves[path].shape,
       is_transposed=bool(name_of) and path.endswith(_TRANSPOSED),
-      is_integer=jnp.issubdtype(leaves[path].dtype, jnp.integer),
+      dtype=_own_dtype(path, leaves[path].dtype),
     )
     for path in sorted(leaves, key=lambda path: path.count('/'))
   )
+
+
+def _own_dtype(path: str, dtype: np.dtype) -> np.dtype | None:
+  is_own = path.endswith(SCALE) or jnp.issubdtype(dtype, jnp.integer)
+  return dtype if is_own else None
 
 
 def named(
@@ -109,15 +119,14 @@ def read_all(
   dtype: jnp.dtype,
 ) -> Weights:
   """Returns our tree of the tensors in a file, converted in a few threads;
-  `read` gives a parameter's tensor `[file_shape]`, in float32 or int32."""
+  `read` gives a parameter's tensor `[file_shape]`, in float32 or integers."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     # A transposed view is copied in one pass with the change of its dtype.
     values = read(parameter)
     if parameter.is_transposed:
       values = values.T
-    kind = np.int32 if parameter.is_integer else dtype
-    placed = _empty(values.shape, np.dtype(kind))
+    placed = _empty(values.shape, np.dtype(parameter.dtype or dtype))
     placed[...] = values
     return jax.device_put(placed)
 

@@ -21,14 +21,14 @@ from specdec_jax.checkpoints.parameters import (
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import is_in_bucket, mapped
 from specdec_jax.files.require import require
-from specdec_jax.models import families
+from specdec_jax.models import families, quantized
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
-_INTEGERS = ('I32', 'I64')
+_INTEGERS = {'int32': ('I32', 'I64'), 'int8': ('I8',)}
 # The limit of safetensors itself.
 _MAX_HEADER = 10**8
 _import_safetensors = functools.partial(
@@ -160,7 +160,7 @@ def read_params(
   check_tensors(folder, shapes, parameters)
   for parameter in parameters:
     stored = slices[parameter.name].get_dtype()
-    types = _INTEGERS if parameter.is_integer else _FLOATS
+    types = _INTEGERS.get(str(parameter.dtype), _FLOATS)
     if stored not in types:
       raise ValueError(
         f'{folder}: tensor {parameter.name} is stored as {stored}, expected '
@@ -170,9 +170,9 @@ def read_params(
   def read(parameter: Parameter) -> np.ndarray:
     name = parameter.name
     values: np.ndarray = handles[name].get_tensor(name)
-    if parameter.is_integer:
+    if np.issubdtype(values.dtype, np.integer):
       # Token ids are written as int64 by torch.
-      narrow = values.astype(np.int32)
+      narrow = values.astype(parameter.dtype)
       if not np.array_equal(narrow, values):
         raise ValueError(f'{folder}: tensor {name} holds more than 32 bits')
       return narrow
@@ -204,7 +204,7 @@ def write_params(
 ) -> str:
   """Writes our tree as model.safetensors, in its own dtypes, and makes the
   folder; returns the name of the dtype. Raises ValueError if a parameter is
-  missing or of another shape."""
+  missing, of another shape, or packed where it is to be whole."""
   safetensors_numpy = require(
     'safetensors.numpy', extra='models', purpose='a safetensors file'
   )
@@ -213,6 +213,11 @@ def write_params(
     if parameter.path not in leaves:
       raise ValueError(f'the parameters have no {parameter.path}')
     values = np.asarray(leaves[parameter.path])
+    if quantized.is_packed(values) and parameter.dtype != np.int8:
+      raise ValueError(
+        f'{parameter.path} is packed, and the format has no place for scales: '
+        'write orbax or safetensors'
+      )
     if values.shape != parameter.shape:
       raise ValueError(
         f'{parameter.path} is {list(values.shape)}, expected '
@@ -225,5 +230,5 @@ def write_params(
   folder.mkdir(parents=True, exist_ok=True)
   with replacing.local_file(folder / SINGLE_FILE) as path:
     safetensors_numpy.save_file(tensors, path, metadata={'format': 'pt'})
-  floats = (p.name for p in parameters if not p.is_integer)
+  floats = (p.name for p in parameters if p.dtype is None)
   return tensors[next(floats)].dtype.name

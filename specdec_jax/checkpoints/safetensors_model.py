@@ -7,6 +7,7 @@ have the shapes of our tree, and its paths joined by slashes as names.
 from pathlib import Path
 
 from specdec_jax.checkpoints import model_file, parameters, safetensors_folder
+from specdec_jax.models import quantized
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 
@@ -14,8 +15,17 @@ from specdec_jax.models.layers import Weights
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   """Writes a model that `read_params` reads, over what is in the folder; see
   `safetensors_folder.write_params`."""
-  safetensors_folder.write_params(folder, params, parameters.of(config))
-  model_file.write(folder, config)
+  params = quantized.in_bytes(params)
+  weights = quantized.name_of(params)
+  wanted = _parameters(config, weights)
+  safetensors_folder.write_params(folder, params, wanted)
+  model_file.write(folder, config, weights)
+
+
+def _parameters(
+  config: AnyConfig, weights: str | None
+) -> tuple[parameters.Parameter, ...]:
+  return parameters.of(config, shapes=model_file.param_shapes(config, weights))
 
 
 def is_model(folder: Path) -> bool:
@@ -29,5 +39,8 @@ def read_params(folder: Path, config: AnyConfig) -> Weights:
   ValueError if the file is incomplete, or holds other arrays."""
   tensors = safetensors_folder.open_tensors(folder, config)
   return safetensors_folder.read_params(
-    folder, tensors, parameters.of(config), dtype=config.dtype
+    folder,
+    tensors,
+    _parameters(config, model_file.read_weights(folder)),
+    dtype=config.dtype,
   )

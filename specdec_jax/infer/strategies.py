@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax.assembly import beam_drafting
+from specdec_jax.assembly import beam_drafting, models
 from specdec_jax.assembly.decoder import own_params
 from specdec_jax.base import Arrays, Params, Prompt
 from specdec_jax.contrib import speculative_beams
@@ -23,7 +23,7 @@ from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import failures, processes, progress
 from specdec_jax.measure import exact_bits
-from specdec_jax.models import families, quantized
+from specdec_jax.models import quantized
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
@@ -206,9 +206,10 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
   )
   init = of(job).init
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
-  config = job.decoder.drafting.config
+  made, own = job.decoder.drafting, own_params(shapes)
   # A drafter that shares the target's embeddings has only its own here.
-  own = own_params(shapes) if config is None else families.param_shapes(config)
+  if made.config is not None:
+    own = models.param_shapes(made.model, made.config)
   of_params = mesh_lib.parameter_shardings
   return {
     'target parameters': _size(shapes.target, of_params(mesh, shapes.target)),

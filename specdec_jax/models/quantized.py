@@ -11,7 +11,7 @@ the integers in the activations' dtype, and the scale comes after it.
 import functools
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -81,7 +81,7 @@ def packed(params: Any, bits: Bits, *, keep: Collection[str] = ()) -> Any:
       values, scale = (
         pair if _is_in(*pair, *packing) else _packed(*pair, *packing)
       )
-      found |= {name: values, name + SCALE: scale}
+      found |= {name: _narrow(values, bits), name + SCALE: scale}
     elif name not in found and not name.startswith(('float32_', 'transposed_')):
       found[name] = leaf
   return found
@@ -101,17 +101,52 @@ def _is_in(values: Any, scale: Any, bits: Bits, axis: int) -> bool:
 
 def _packed(weights: Any, scale: Any, bits: Bits, axis: int) -> tuple[Any, Any]:
   """A matrix, or what is packed of one, as integers and scales."""
-  dtype = jnp.int4 if bits.bits <= 4 else jnp.int8
   pack = functools.partial(_pack, bits=bits, axis=axis)
   if isinstance(weights, jax.ShapeDtypeStruct):
     values, scale = jax.eval_shape(pack, weights)
-    return values.update(dtype=dtype, sharding=weights.sharding), scale
+    return values.update(sharding=weights.sharding), scale
   if scale is not None:
     weights = unpacked(weights, scale)
-  values, scale = pack(weights)
+  return pack(weights)
+
+
+def _narrow(values: Any, bits: Bits) -> Any:
+  """Integers in the dtype in which so many bits are kept."""
+  if bits.bits > 4:
+    return values
+  if isinstance(values, jax.ShapeDtypeStruct):
+    return values.update(dtype=jnp.int4)
   # Half bytes are slow on CPUs, and programs disagree about their layout.
   is_cpu = jax.default_backend() == 'cpu'
-  return (values if is_cpu else values.astype(dtype)), scale
+  return values if is_cpu else values.astype(jnp.int4)
+
+
+def in_bytes(params: Any) -> Any:
+  """The tree with each packed weight in a byte."""
+  return jax.tree.map(
+    lambda x: x.astype(jnp.int8) if is_packed(x) else x, params
+  )
+
+
+def name_of(params: Any) -> str | None:
+  """What `bits_of` reads, of the packed weights in a tree; None without."""
+  found = [*_pairs(params)]
+  if not found:
+    return None
+  # A full range: the highest is 7 or the lowest -8 in 4 bits.
+  most = max(max(int(x.max()) + 1, -int(x.min())) for _, x, _ in found)
+  groups = (x.shape[i] // s.shape[i] for i, x, s in found if s.shape[i] > 1)
+  end = ''.join(f':{group}' for group in {*groups})
+  return f'int{max(most, 2).bit_length()}{end}'
+
+
+def _pairs(params: Any) -> Iterator[tuple[int, Any, Any]]:
+  """The axis, the integers and the scales of each packed matrix."""
+  for name, leaf in params.items():
+    if isinstance(leaf, dict):
+      yield from _pairs(leaf)
+    elif name in _CONTRACTED and name + SCALE in params:
+      yield _CONTRACTED[name], leaf, params[name + SCALE]
 
 
 @functools.partial(jax.jit, static_argnames=('bits', 'axis'))

@@ -74,7 +74,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   own: Any = ()
   note = ''
   if made.config is not None:
-    own = families.param_shapes(made.config)
+    own = models.param_shapes(made.model, made.config)
     # Heads of a small draft model may be fewer than the chips of a copy.
     try:
       mesh_lib.check_divides(mesh, own, batch_size=workload.batch_size)

@@ -90,7 +90,7 @@ def train(
     first = None
     if initial_checkpoint_path is not None:
       found = loading.locate(initial_checkpoint_path)
-      first = formats.read_params(found, in_float32)
+      first = formats.read_whole_params(found, in_float32)
     elif initial_params is not None:
       first = initial_params(config, jax.random.key(seed))
     params = loop.train(

@@ -263,7 +263,9 @@ def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
     written = tuple(p for p in written if p.path != _IDS)
   else:
     shape = (config.vocab_size,)
-    is_drafted = Parameter(_IS_DRAFTED, _IS_DRAFTED, shape, is_integer=True)
+    is_drafted = Parameter(
+      _IS_DRAFTED, _IS_DRAFTED, shape, dtype=np.dtype(np.int32)
+    )
     written = (*written, is_drafted)
   if not _is_of_speculators(config):
     return written

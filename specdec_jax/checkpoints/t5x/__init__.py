@@ -19,7 +19,7 @@ from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.checkpoints.t5x import legacy, scanned
 from specdec_jax.files.paths import user_path
 from specdec_jax.files.replacing import new_folder
-from specdec_jax.models import presets
+from specdec_jax.models import presets, quantized
 from specdec_jax.models.families import Config
 from specdec_jax.models.layers import Weights
 
@@ -105,11 +105,14 @@ def write_target(
 
   It appears as `checkpoint_STEP` in `path`, which is made, when it is complete.
   Layers with relative positions of their own are one array each, see `scanned`.
-  Raises ValueError if there is a checkpoint of this step, RuntimeError if an
+  Raises ValueError if there is a checkpoint of this step or the weights are
+  packed, RuntimeError if an
   array is spread over several processes, and ImportError without the package
   that writes it.
   """
   final = user_path(path) / f'checkpoint_{step}'
+  if quantized.name_of(params):
+    raise ValueError('T5X has no packed weights: write orbax or safetensors')
   params = jax.tree.map(np.asarray, params)
   # Layers with relative positions of their own T5X has in stacks alone.
   if any('/layers_0/relpos_bias/' in x for x in stored_arrays.flatten(params)):

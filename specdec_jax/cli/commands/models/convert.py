@@ -11,7 +11,7 @@ from specdec_jax.cli import options
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.files.replacing import is_begun, new_folder
 from specdec_jax.launch import numbers, progress
-from specdec_jax.models import families
+from specdec_jax.models import families, quantized
 from specdec_jax.sharding import mesh
 from specdec_jax.text import vocabulary_files
 
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('destination', help='the folder to make')
   add('--to', choices=tuple(_written()), required=True, help='the format')
   add('--dtype', **options.DTYPE, help='of the weights')
+  add(
+    '--weights',
+    metavar='INT',
+    help='int8, int4, or int4:64 with a scale for each 64 weights: pack the '
+    'matrices of a model (default: as they are)',
+  )
   add('--config', metavar='SIZES', help=options.SIZES)
   add(
     '--vocabulary',
@@ -54,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   if args.extra_ids is not None and args.vocabulary is None:
     raise ValueError('--extra_ids is for --vocabulary')
+  bits = quantized.bits_of(args.weights) if args.weights else None
   written = _written()[args.to]
   assert written.write is not None
   if args.step is not None and written.read_step is None:
@@ -67,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
     found = formats.find(source)
     dtype = jnp.dtype(args.dtype).type
     config = formats.read_config(source, dtype, args.config)
+    if bits and families.only_drafts(config):
+      raise ValueError('--weights is for whole models, this one only drafts')
     params = formats.read_params(source, config)
+    params = quantized.packed(params, bits) if bits else params
     num_rows = getattr(config, 'vocab_size', None)
     vocabulary = None
     if not families.of(config).has_vocabulary:
