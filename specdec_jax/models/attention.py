@@ -119,17 +119,10 @@ def attend(
   queries = queries * jnp.asarray(scale, queries.dtype)
   by_head = queries.reshape(batch, num_heads, group * num_queries, head_dim)
 
-  def read(entries: Entries) -> tuple[Array, Array | None]:
-    """What is multiplied with, and scales `[B, H, 1, S]`."""
-    if not isinstance(entries, Packed):
-      return entries, None
-    scales = entries.scale.mT.astype(score_dtype)
-    return entries.values.astype(queries.dtype), scales
-
   def scores_of(keys: Entries, mask: Array, bias: Array | None) -> Array:
     """`[B, H, group, T, S]`; the lowest finite number where nobody may look, as
     infinity would make a row without keys NaN."""
-    values, scales = read(keys)
+    values, scales = _read(keys, queries.dtype)
     scores = product('bhqd,bhsd->bhqs', by_head.astype(values.dtype), values)
     if scales is not None:
       scores = scores * scales
@@ -144,7 +137,7 @@ def attend(
 
   def mix(weights: Array, entries: Entries) -> Array:
     shape = batch, num_heads, group * num_queries, entries.shape[2]
-    values, scales = read(entries)
+    values, scales = _read(entries, queries.dtype)
     weights = weights.reshape(shape)
     if scales is not None:
       weights = weights * scales
@@ -175,6 +168,13 @@ def attend(
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)
+
+
+def _read(entries: Entries, dtype: jnp.dtype) -> tuple[Array, Array | None]:
+  """Returns what is multiplied with, and scales `[B, H, 1, S]` if packed."""
+  if not isinstance(entries, Packed):
+    return entries, None
+  return entries.values.astype(dtype), entries.scale.mT
 
 
 def block_size(capacity: int, least: int) -> int:
