@@ -12,8 +12,12 @@ _BLOCK = 128
 
 
 def normalize(weights: Array, fallback: Array) -> Array:
-  """`weights`, none negative, scaled to sum to one; a row without mass becomes
-  the normalised `fallback`. All are float32 `[..., V]`."""
+  """Weights scaled to sum to one, float32 `[..., V]`.
+
+  Args:
+    weights: float32 `[..., V]`, none negative.
+    fallback: float32 `[..., V]`, normalised: what rows without mass become.
+  """
   mass = jnp.sum(weights, axis=-1, keepdims=True)
   # `mass != 0`, not `mass > 0`: a NaN must stay one, to be seen and reported.
   has_mass = mass != 0
@@ -36,12 +40,15 @@ def overlap(p: Array, q: Array) -> Array:
 
 
 def sample(row_keys: Array, probs: Array) -> Array:
-  """One token per row, by each row's own key: float32 `[B, V]` to int32 `[B]`.
+  """One token per row, int32 `[B]`, by each row's own key.
 
   Two draws invert the cumulative distribution, over blocks of tokens and then
-  within one, each with all the bits of a float32 draw. A token of probability
-  zero is never drawn. Gumbel noise would take V draws, most of the time of a
-  small model's step.
+  within one, each with all the bits of a float32 draw. Gumbel noise would take
+  V draws, most of the time of a small model's step.
+
+  Args:
+    row_keys: `[B]`, of any kind; each is used up.
+    probs: float32 `[B, V]`; a token of probability zero is never drawn.
   """
   draws = uniforms(row_keys, 2)
   width = min(_BLOCK, probs.shape[-1])

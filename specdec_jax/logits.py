@@ -34,15 +34,23 @@ def standardize(
   """The usual chain, in the usual order: padding, temperature, top-k, top-p,
   min-p, typical-p.
 
-  The function that is returned takes logits `[..., V]`; those of rows, `[B,
-  ..., V]`, with a `Sampling` after them, whose values then count. Temperature 0
-  is greedy decoding; None keeps all. Ids at or beyond `vocab_size` get
-  probability zero. ValueError if a value is out of its range.
+  Args:
+    temperature: what logits are divided by; 0 is greedy decoding.
+    top_k: tokens that `keep_top_k` keeps; None, here and below, keeps all.
+    top_p: mass that `keep_top_p` keeps, above 0 to 1.
+    min_p: least share of the largest probability, 0 to 1; see `keep_min_p`.
+    typical_p: mass that `keep_typical_p` keeps, above 0 to 1.
+    vocab_size: ids at or beyond it are padding, of probability zero.
+
+  Returns:
+    From logits `[..., V]` to probabilities, float32; those of rows, `[B, ...,
+    V]`, may have a `Sampling` after them, whose values then count.
+
+  Raises:
+    ValueError: if a value is out of its range.
   """
   _check(temperature, top_k, top_p, min_p, typical_p)
-  rule_out = lambda logits: logits
-  if vocab_size is not None:
-    rule_out = mask_padding(vocab_size)
+  rule_out = mask_padding(2**31 - 1 if vocab_size is None else vocab_size)
 
   def logits_to_probs(logits: Array, sampling: Sampling | None = None) -> Array:
     logits = rule_out(logits.astype(jnp.float32))

@@ -19,6 +19,7 @@ from specdec_jax.decoding import statistics, target_call, tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
 from specdec_jax.decoding.tree_drafts import Line
+from specdec_jax.verification import decision
 
 
 @base.value
@@ -101,8 +102,14 @@ def run(
   method: Method,
   num_done: Array | None = None,
 ) -> DecodeState:
-  """Iterates `step` until so many rows are done, None being all, in one
-  `lax.while_loop`; `state` is of `init`, or of an earlier `run`."""
+  """Iterates `step` until enough rows are done, in one `lax.while_loop`.
+
+  Args:
+    params: weights of target and drafter.
+    state: of `init`, or of an earlier `run`.
+    method: that of `init`.
+    num_done: int32 `[]`, how many rows are enough; None for all.
+  """
   num_due = state.done.shape[0] if num_done is None else num_done
   return jax.lax.while_loop(
     lambda state: jnp.sum(state.done, dtype=jnp.int32) < num_due,
@@ -189,10 +196,6 @@ def propose(
 def _is_bad(draft: Draft) -> Array:
   """Tells, bool `[B, W+1, 1]`, whether a drafted token's probability is NaN;
   the first entry is the pending token's, False."""
-  num_drafted = draft.tokens.shape[1]
-  is_bad = arrays.is_within(draft.lengths, num_drafted)
-  if draft.probs is None or not num_drafted:
-    is_bad = jnp.zeros_like(is_bad)
-  else:
-    is_bad = is_bad & jnp.isnan(arrays.pick(draft.probs, draft.tokens))
+  is_drafted = arrays.is_within(draft.lengths, draft.tokens.shape[1])
+  is_bad = is_drafted & jnp.isnan(decision.drafted_probs(draft))
   return jnp.pad(is_bad, ((0, 0), (1, 0)))[..., None]

@@ -2,6 +2,7 @@
 `commit` and nowhere else."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -169,9 +170,7 @@ def commit(
   has_ended = jnp.any(is_eos & arrays.is_within(counts, width), axis=1)
 
   log_probs = arrays.pick(logits, tokens) - normalizer
-  write = lambda buffer, block: arrays.write_block(
-    buffer, block, lengths, counts
-  )
+  write = functools.partial(arrays.write_block, starts=lengths, counts=counts)
   new_lengths = lengths + counts
   state = dataclasses.replace(
     state,

@@ -46,14 +46,24 @@ def ngram(
 
   def propose(row_keys: Array, context: Context) -> Draft:
     last = arrays.read_block(context.tokens, context.lengths - 1, 1)[:, 0]
-    if logits_to_probs is None:
-      tokens, probs = _follow(table, last, gamma), None
-    else:
-      tokens, probs = _draw(
-        table, row_keys, last, gamma, context, logits_to_probs
-      )
     lengths = jnp.full_like(context.lengths, gamma)
-    return Draft(tokens=tokens, probs=probs, lengths=lengths)
+    if logits_to_probs is None:
+      tokens = _follow(table, last, gamma)
+      return Draft(tokens=tokens, probs=None, lengths=lengths)
+
+    def advance(carry, row_keys):
+      token, text = carry
+      logits = processors.after_text(jnp.log(next_probs(table, token)), text)
+      probs = logits_to_probs(logits, context.sampling)
+      token = distributions.sample(row_keys, probs)
+      return (token, processors.followed_by(text, token)), (token, probs)
+
+    step_keys = keys.split(row_keys, gamma)
+    begin = last, processors.text_of(context)
+    _, (tokens, probs) = jax.lax.scan(advance, begin, step_keys)
+    return Draft(
+      tokens=tokens.T, probs=jnp.moveaxis(probs, 0, 1), lengths=lengths
+    )
 
   return stateless(gamma, propose)
 
@@ -77,26 +87,3 @@ def _follow(table: NGramTable, last: Array, gamma: int) -> Array:
 
   _, tokens = jax.lax.scan(advance, last, length=gamma)  # [G, B]
   return tokens.T
-
-
-def _draw(
-  table: NGramTable,
-  row_keys: Array,
-  last: Array,
-  gamma: int,
-  context: Context,
-  logits_to_probs: LogitsToProbsFn,
-) -> tuple[Array, Array]:
-  """Draws a chain after `last[B]`: int32 `[B, G]`, float32 `[B, G, V]`."""
-
-  def advance(carry, row_keys):
-    token, text = carry
-    logits = processors.after_text(jnp.log(next_probs(table, token)), text)
-    probs = logits_to_probs(logits, context.sampling)
-    token = distributions.sample(row_keys, probs)
-    return (token, processors.followed_by(text, token)), (token, probs)
-
-  step_keys = keys.split(row_keys, gamma)
-  begin = last, processors.text_of(context)
-  _, (tokens, probs) = jax.lax.scan(advance, begin, step_keys)
-  return tokens.T, jnp.moveaxis(probs, 0, 1)

@@ -115,7 +115,6 @@ def best_match(
   positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
   room = jnp.clip(lengths[:, None] - 1 - positions, 0, gamma)
   is_best = sizes >= min_ngram
-  best = sizes
   # Longest match, then most to copy, then latest, in three passes: combined in
   # one integer they would overflow.
   for values in (sizes, room, positions):
