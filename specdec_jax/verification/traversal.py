@@ -80,7 +80,7 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
   tests: dict[int, _Test] = {}
 
   def visit(node: int, weight: Array) -> None:
-    """Tests all below a node that was reached with probability `weight[B]`."""
+    """Tests a subtree; the path to its root has `block`'s weight p_i, `[B]`."""
     probs = target_probs[:, node]
     threshold = Threshold(weight, jnp.ones_like(weight))
     is_nan = jnp.zeros(weight.shape, jnp.bool_)
