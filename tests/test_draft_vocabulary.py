@@ -11,7 +11,7 @@ import pytest
 import specdec_jax
 from specdec_jax import drafters, keys, logits
 from specdec_jax.base import Context, Params
-from specdec_jax.models import families, layers
+from specdec_jax.models import draft_vocabulary, families, layers
 from tests import decoders, slow, toy, toy_t5
 from tests.cli import tiny
 
@@ -54,7 +54,7 @@ def test_logits_are_the_whole_models_at_the_tokens(name, has_copies):
 
   expected = extend(model, params)
   assert expected.shape[-1] == V
-  cut = layers.with_logits_of(params, IDS, is_tied=config.is_tied)
+  cut = draft_vocabulary.with_logits_of(params, IDS, is_tied=config.is_tied)
   few, whole = families.with_draft_vocabulary(model, IDS, V)
   assert (few.vocab_size, whole.vocab_size) == (IDS.size, V)
   found = extend(few, cut)
@@ -78,7 +78,7 @@ def decode(name: str, token_ids: np.ndarray):
     token_ids=token_ids,
   )
   own = toy.perturb(params_of(config), seed=2, scale=0.3)
-  own = layers.with_logits_of(own, IDS, is_tied=config.is_tied)
+  own = draft_vocabulary.with_logits_of(own, IDS, is_tied=config.is_tied)
   target_params, prompt = params_of(config), prompt_of(config)
   options = {'to_probs': decoders.GREEDY, 'max_len': MAX_LEN}
   return (
@@ -109,7 +109,9 @@ def test_sampled_drafts_are_of_the_draft_vocabulary(name):
   drafter = drafters.autoregressive(
     whole, gamma=GAMMA, logits_to_probs=logits.standardize(temperature=1.5)
   )
-  params = layers.with_logits_of(params_of(config), IDS, is_tied=config.is_tied)
+  params = draft_vocabulary.with_logits_of(
+    params_of(config), IDS, is_tied=config.is_tied
+  )
   prompt = prompt_of(config)
   context = Context(
     tokens=jnp.pad(prompt.decoder_tokens, ((0, 0), (0, MAX_LEN - 3))),

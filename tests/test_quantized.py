@@ -16,7 +16,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params
-from specdec_jax.models import families, layers, quantized
+from specdec_jax.models import draft_vocabulary, families, layers, quantized
 from specdec_jax.models.quantized import SCALE, Bits
 from tests import decoders, slow, toy, toy_gemma, toy_t5, trial
 from tests.cli import tiny
@@ -176,7 +176,7 @@ def test_a_packed_network_is_that_of_its_weights(name, bits):
 def test_a_draft_vocabulary_cuts_packed_weights(name):
   config, ids = CONFIGS[name], np.array([1, 4, 7], np.int32)
   packed = quantized.packed(params_of(name), Bits(8))
-  cut = layers.with_logits_of(packed, ids, is_tied=config.is_tied)
+  cut = draft_vocabulary.with_logits_of(packed, ids, is_tied=config.is_tied)
   found, expected = logits_of(name, cut), logits_of(name, packed)
   np.testing.assert_allclose(found, expected[..., ids], rtol=1e-5, atol=1e-5)
 

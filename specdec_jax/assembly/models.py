@@ -13,7 +13,13 @@ import numpy as np
 from specdec_jax.base import Arrays
 from specdec_jax.checkpoints import formats, loading, settings
 from specdec_jax.checkpoints.formats import Shardings
-from specdec_jax.models import families, layers, presets, quantized
+from specdec_jax.models import (
+  draft_vocabulary,
+  families,
+  layers,
+  presets,
+  quantized,
+)
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies
 
@@ -163,7 +169,7 @@ def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
 def with_logits_of(params: Arrays, ids: np.ndarray, config: Config) -> Arrays:
   """Cuts a model's logits to those of `ids`: weights, or their shapes."""
   cut = functools.partial(
-    layers.with_logits_of, ids=ids, is_tied=config.is_tied
+    draft_vocabulary.with_logits_of, ids=ids, is_tied=config.is_tied
   )
   is_shapes = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
   return jax.eval_shape(cut, params) if is_shapes else cut(params)

@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.models import llama, networks, t5
+from specdec_jax.models.draft_vocabulary import spread
 from specdec_jax.models.drafting import block_decoder, block_heads, eagle
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
@@ -23,7 +24,7 @@ from specdec_jax.models.gemma import decoder as gemma
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
-from specdec_jax.models.layers import Weights, spread
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import T5Config
@@ -287,7 +288,7 @@ def with_draft_vocabulary(
 ) -> tuple[LanguageModel, LanguageModel]:
   """Returns the model with logits of the tokens `ids`, `[N]`, alone, and the
   model with these logits among `[..., vocab_size]`, the others -inf. Both take
-  the parameters of `layers.with_logits_of`."""
+  the parameters of `draft_vocabulary.with_logits_of`."""
   few = model._replace(vocab_size=ids.size)
 
   def extend(params, *args: Any, **options: Any) -> tuple[Array, Any]:

@@ -16,13 +16,13 @@ import numpy as np
 
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
+from specdec_jax.models.draft_vocabulary import num_logits
 from specdec_jax.models.kv_cache import Entries, KVCache
 from specdec_jax.models.layers import (
   Dense,
   Embed,
   Mlp,
   RMSNorm,
-  num_logits,
   query_key_value,
 )
 from specdec_jax.models.networks import Network, Past

@@ -23,6 +23,8 @@ from specdec_jax.base import Array
 SCALE = '_scale'
 # Matrices, by the end of their path, and the axis that products sum over.
 _CONTRACTED = {'kernel': 0, 'embedding': 1}
+# How names of the copies of `layers.with_cpu_copies` begin.
+_COPIES = 'float32_', 'rows_of_', 'transposed_'
 
 
 class Bits(NamedTuple):
@@ -82,7 +84,7 @@ def packed(params: Any, bits: Bits, *, keep: Collection[str] = ()) -> Any:
         pair if _is_in(*pair, *packing) else _packed(*pair, *packing)
       )
       found |= {name: _narrow(values, bits), name + SCALE: scale}
-    elif name not in found and not name.startswith(('float32_', 'transposed_')):
+    elif name not in found and not name.startswith(_COPIES):
       found[name] = leaf
   return found
 

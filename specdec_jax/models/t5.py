@@ -16,7 +16,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, layers, networks, t5_layers
+from specdec_jax.models import (
+  attention,
+  draft_vocabulary,
+  kv_cache,
+  layers,
+  networks,
+  t5_layers,
+)
 from specdec_jax.models.kv_cache import Cross, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
 from specdec_jax.models.networks import Kept, Network
@@ -70,7 +77,7 @@ class Decoder(nn.Module):
     self.dropout = Dropout(config.dropout_rate)
     if not config.is_tied:
       self.logits_dense = layers.Dense(
-        layers.num_logits(self, config.vocab_size)
+        draft_vocabulary.num_logits(self, config.vocab_size)
       )
 
   def __call__(

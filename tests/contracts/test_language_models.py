@@ -186,17 +186,20 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
 @pytest.mark.parametrize(
   'name', ['llama, one head, tied, biased', 'T5 1.0', 'Gemma 3']
 )
-def test_a_transposed_embedding_gives_the_same_logits(name):
+@pytest.mark.parametrize('has_rows', [False, True])
+def test_copied_embeddings_give_the_same_logits(name, has_rows, monkeypatch):
+  monkeypatch.setattr(layers, 'multiplies_rows', lambda: has_rows)
   model, params, cache = start(name)
   expected, _ = model.extend(params, tokens_of(3), cache)
-  transposed = layers.with_cpu_copies(params, is_tied=True)
-  assert layers.num_params(transposed) == layers.num_params(params) > 0
-  actual, _ = model.extend(transposed, tokens_of(3), cache)
+  copied = layers.with_cpu_copies(params, is_tied=True)
+  assert layers.num_params(copied) == layers.num_params(params) > 0
+  actual, _ = model.extend(copied, tokens_of(3), cache)
   close(actual, expected)
   # It is what is read.
-  embedder = transposed['token_embedder']
-  embedder[layers.TRANSPOSED] = 2 * embedder[layers.TRANSPOSED]
-  doubled, _ = model.extend(transposed, tokens_of(3), cache)
+  embedder = copied['token_embedder']
+  copy = layers.ROWS * has_rows + layers.TRANSPOSED
+  embedder[copy] = 2 * embedder[copy]
+  doubled, _ = model.extend(copied, tokens_of(3), cache)
   close(doubled, 2 * expected)
 
 
@@ -204,7 +207,11 @@ def test_a_transposed_embedding_gives_the_same_logits(name):
   'name', ['llama, one head, tied, biased', 'T5 1.1', 'T5Gemma'], now=['T5 1.1']
 )
 @pytest.mark.parametrize('num_rows', [1, 2])
-def test_joined_kernels_give_the_same_logits(name, num_rows):
+@pytest.mark.parametrize('has_rows', [False, True])
+def test_joined_kernels_give_the_same_logits(
+  name, num_rows, has_rows, monkeypatch
+):
+  monkeypatch.setattr(layers, 'multiplies_rows', lambda: has_rows)
   model, params, cache = start(name)
   cache = jax.tree.map(lambda leaf: leaf[:num_rows], cache)
   tokens = tokens_of(1)[:num_rows]
@@ -213,13 +220,16 @@ def test_joined_kernels_give_the_same_logits(name, num_rows):
   assert layers.num_params(joined) == layers.num_params(params)
   actual, _ = model.extend(joined, tokens, cache)
   close(actual, expected)
-  # They are what is read; and for a single row the transpose, of `wo`.
+  # They are what is read, or their rows; and for a single row the transpose, of
+  # `wo`.
+  read = 'rows_of_kernel' if has_rows else 'kernel'
+  tall = 'float32_kernel' if num_rows == 1 and not has_rows else read
   layer = joined.get('decoder', joined)['layers_0']
   assert 'query' not in layer['self_attention']
   kernels = [
-    layer['self_attention']['query_key_value']['kernel'],
-    layer['mlp']['wi_0_wi_1']['kernel'],
-    layer['mlp']['wo']['float32_kernel' if num_rows == 1 else 'kernel'],
+    layer['self_attention']['query_key_value'][read],
+    layer['mlp']['wi_0_wi_1'][read],
+    layer['mlp']['wo'][tall],
   ]
   for kernel in kernels:
     swap = functools.partial(_zeroed, kernel)

@@ -1,0 +1,53 @@
+"""Models that have logits of some tokens alone: draft vocabularies."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array
+from specdec_jax.models.layers import FLOAT32, LOGITS, ROWS, TRANSPOSED, Weights
+from specdec_jax.models.quantized import SCALE
+
+
+def with_logits_of(
+  params: Weights, ids: np.ndarray, *, is_tied: bool
+) -> Weights:
+  """Restricts a model's parameters to logits of the tokens `ids`, `[N]`; it can
+  still read any token."""
+  # With 4 tokens and ids [0, 3]: columns 0 and 3 of the kernel [embed, 4], and
+  # the same rows of its rows [4, embed].
+  cut = {}
+  for name, value in params.items():
+    if name == LOGITS:
+      value = {
+        each: array[ids] if each.startswith(ROWS) else array[:, ids]
+        for each, array in value.items()
+      }
+    elif isinstance(value, dict) and name != 'encoder':
+      value = with_logits_of(value, ids, is_tied=is_tied)
+    elif name in (TRANSPOSED, FLOAT32 + TRANSPOSED):
+      value = value[:, ids]
+    elif name == ROWS + TRANSPOSED:
+      value = value[ids]
+    cut[name] = value
+  if is_tied and 'embedding' in params and TRANSPOSED not in params:
+    for end in ('', SCALE):
+      if 'embedding' + end in params:
+        cut[TRANSPOSED + end] = params['embedding' + end][ids].T
+  return cut
+
+
+def spread(logits: Array, ids: Array | np.ndarray, size: int) -> Array:
+  """Puts logits `[..., N]` at the entries `ids`, `[N]`, of `[..., size]`, whose
+  others are -inf."""
+  # With ids [0, 3], logits [a, b] are [a, -inf, -inf, b] of four tokens.
+  whole = jnp.full((*logits.shape[:-1], size), -jnp.inf, logits.dtype)
+  return whole.at[..., ids].set(logits)
+
+
+def num_logits(module: nn.Module, vocab_size: int) -> int:
+  """Counts the logits of a module's untied projection: `vocab_size`, or fewer
+  after `with_logits_of`."""
+  if not module.has_variable('params', LOGITS):
+    return vocab_size
+  return int(module.get_variable('params', LOGITS)['kernel'].shape[-1])
