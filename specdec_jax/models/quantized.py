@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.base import Array
+from specdec_jax.base import Array, Arrays
 
 # Ends the names of scales.
 SCALE = '_scale'
@@ -66,12 +66,12 @@ def num_bytes(shape: Sequence[int], dtype: Any) -> int:
   return num_bytes // 2 if dtype == jnp.int4 else num_bytes
 
 
-def packed(params: Any, bits: Bits, *, keep: Collection[str] = ()) -> Any:
+def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
   """The tree of a network's parameters, arrays or shapes, with its matrices
   packed; leaves and branches named in `keep`, and all others, are the very
   ones. Matrices that are packed in more bits are packed anew, and copies for
   CPUs left out. ValueError if a group does not divide an axis."""
-  found: dict[str, Any] = {}
+  found: dict[str, Arrays] = {}
   for name, leaf in params.items():
     if name in keep:
       found[name] = leaf
@@ -89,7 +89,7 @@ def packed(params: Any, bits: Bits, *, keep: Collection[str] = ()) -> Any:
   return found
 
 
-def _is_in(values: Any, scale: Any, bits: Bits, axis: int) -> bool:
+def _is_in(values: Arrays, scale: Arrays, bits: Bits, axis: int) -> bool:
   """Whether integers have no more bits, and as many to a scale."""
   if scale is None or scale.shape[axis] != (
     values.shape[axis] // (bits.group or values.shape[axis])
@@ -101,7 +101,9 @@ def _is_in(values: Any, scale: Any, bits: Bits, axis: int) -> bool:
   return bool(most <= 2 ** (bits.bits - 1))
 
 
-def _packed(weights: Any, scale: Any, bits: Bits, axis: int) -> tuple[Any, Any]:
+def _packed(
+  weights: Arrays, scale: Arrays, bits: Bits, axis: int
+) -> tuple[Arrays, Arrays]:
   """A matrix, or what is packed of one, as integers and scales."""
   pack = functools.partial(_pack, bits=bits, axis=axis)
   if isinstance(weights, jax.ShapeDtypeStruct):
@@ -112,7 +114,7 @@ def _packed(weights: Any, scale: Any, bits: Bits, axis: int) -> tuple[Any, Any]:
   return pack(weights)
 
 
-def _narrow(values: Any, bits: Bits) -> Any:
+def _narrow(values: Arrays, bits: Bits) -> Arrays:
   """Integers in the dtype in which so many bits are kept."""
   if bits.bits > 4:
     return values
@@ -123,14 +125,14 @@ def _narrow(values: Any, bits: Bits) -> Any:
   return values if is_cpu else values.astype(jnp.int4)
 
 
-def in_bytes(params: Any) -> Any:
+def in_bytes(params: Arrays) -> Arrays:
   """The tree with each packed weight in a byte."""
   return jax.tree.map(
     lambda x: x.astype(jnp.int8) if is_packed(x) else x, params
   )
 
 
-def name_of(params: Any) -> str | None:
+def name_of(params: Arrays) -> str | None:
   """What `bits_of` reads, of the packed weights in a tree; None without."""
   found = [*_pairs(params)]
   if not found:
@@ -142,7 +144,7 @@ def name_of(params: Any) -> str | None:
   return f'int{max(most, 2).bit_length()}{end}'
 
 
-def _pairs(params: Any) -> Iterator[tuple[int, Any, Any]]:
+def _pairs(params: Arrays) -> Iterator[tuple[int, Arrays, Arrays]]:
   """The axis, the integers and the scales of each packed matrix."""
   for name, leaf in params.items():
     if isinstance(leaf, dict):
@@ -214,7 +216,7 @@ def product(x: Array, values: Array, scale: Array, axis: int = 0) -> Array:
   return jnp.sum(sums * scale, axis=-2)
 
 
-def look_up(params: Any, tokens: Array, dtype: Any) -> Array:
+def look_up(params: Arrays, tokens: Array, dtype: Any) -> Array:
   """Rows `[B, T, embed]` of the parameters of an `Embed`; ids clip."""
   of = lambda name: jnp.take(params[name], tokens, axis=0, mode='clip')
   if (scale := 'embedding' + SCALE) not in params:

@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+# An object of a schema that was read from JSON.
+Schema = Mapping[str, Any]
+
 _NOTES = {
   *('$schema', '$id', '$comment', '$defs', 'definitions', 'title'),
   *('description', 'default', 'examples', 'deprecated'),
@@ -52,7 +55,7 @@ def to_regex(
   schema: Any,
   *,
   bytes_of: Callable[[str], set[int]],
-  root: Any = None,
+  root: object = None,
   place: str = '#',
   above: tuple[object, ...] = (),
 ) -> str:
@@ -95,7 +98,7 @@ def to_regex(
   return _any(texts[each]() for each in _types(schema))
 
 
-def _types(schema: Mapping[str, Any]) -> list[Any]:
+def _types(schema: Schema) -> list[Any]:
   types = schema.get('type')
   return types if isinstance(types, list) and types else [types]
 
@@ -109,7 +112,7 @@ def _literal(value: object) -> str:
   return re.escape(text)
 
 
-def _string(schema: Mapping[str, Any]) -> str:
+def _string(schema: Schema) -> str:
   if 'format' in schema:
     return _FORMATS[schema['format']]
   if 'pattern' in schema:
@@ -118,7 +121,7 @@ def _string(schema: Mapping[str, Any]) -> str:
   return f'{_CHARACTER}{{{least},{"" if most is None else most}}}'
 
 
-def _array(item: str, schema: Mapping[str, Any]) -> str:
+def _array(item: str, schema: Schema) -> str:
   least, most = _limits(schema, 'Items')
   if most == 0:
     return r'\[\]'
@@ -131,7 +134,7 @@ def _object(properties: Mapping[str, str], required: Sequence[str]) -> str:
   members = [f'{_literal(name)}:{x}' for name, x in properties.items()]
   before = lambda i: ''.join(f'({each},)?' for each in members[:i])
   due = [i for i, name in enumerate(properties) if name in required]
-  if not due:  # Any of them may be the last.
+  if not due:  # Each of them may be the last.
     some = _any(before(i) + each for i, each in enumerate(members))
     return rf'\{{{some}?\}}'
   others = ''.join(
@@ -141,7 +144,7 @@ def _object(properties: Mapping[str, str], required: Sequence[str]) -> str:
   return rf'\{{{before(due[0])}{members[due[0]]}{others}\}}'
 
 
-def _limits(schema: Mapping[str, Any], what: str) -> tuple[int, int | None]:
+def _limits(schema: Schema, what: str) -> tuple[int, int | None]:
   return schema.get(f'min{what}', 0), schema.get(f'max{what}')
 
 
@@ -151,7 +154,7 @@ def _whole(pattern: str) -> str:
   return pattern.removeprefix('^')[: -1 if is_anchored else None]
 
 
-def _found(root: Any, ref: object) -> Any:
+def _found(root: object, ref: object) -> Any:
   """What a reference such as `#/$defs/name` names, None if nothing."""
   first, *names = ref.split('/') if isinstance(ref, str) else ['']
   for name in names:
@@ -163,7 +166,7 @@ def _found(root: Any, ref: object) -> Any:
 def _complaint(
   schema: Any,
   bytes_of: Callable[[str], set[int]],
-  root: Any,
+  root: object,
   above: tuple[object, ...],
 ) -> str | None:
   if not isinstance(schema, Mapping):
