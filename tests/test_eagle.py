@@ -247,7 +247,7 @@ def test_the_real_network_gives_the_greedy_tokens(options):
   ('target', 'changes', 'message'),
   [
     ({'embed_dim': 16}, {}, 'width of 8, not 16'),
-    ({}, {'embed_dim': 4}, 'width 4 needs'),
+    ({}, {'embed_dim': 4}, 'embed_dim 4'),
     ({'num_layers': 2}, {}, 'layer 3 is not'),
   ],
 )
@@ -260,7 +260,7 @@ def test_a_target_that_does_not_fit_is_refused(target, changes, message):
 
 def test_drafters_that_take_turns_need_one_gamma():
   _, chain = counting()
-  with pytest.raises(ValueError, match='one gamma'):
+  with pytest.raises(ValueError, match='gamma 3'):
     drafters.adaptive(
       chain,
       gamma=3,
