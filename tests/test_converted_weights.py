@@ -103,12 +103,14 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
   )
   run = functools.partial(speculative.run, method=method)
   hlo = optimized_hlo(jax.jit(run), both, state)
-  # A lookup converts the rows that it takes, in the fusion that takes them.
-  kernels = {
+  shapes = lambda *names: {
     leaf.shape
     for path, leaf in jax.tree.leaves_with_path(both)
-    if path[-1].key.endswith(('kernel', layers.TRANSPOSED))
+    if path[-1].key in names
   }
+  kernels = shapes('kernel', layers.TRANSPOSED, layers.ROWS + 'kernel')
+  # A lookup converts the rows that it takes, in the fusion that takes them.
+  kernels -= shapes('embedding')
   # Where a head has one query, as in a T5, it is multiplied in float32.
   caches = jax.tree.leaves((state.target_cache, state.drafter_state))
   if name == 'llama':
