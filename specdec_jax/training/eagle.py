@@ -242,14 +242,12 @@ def eagle_loss(
   sharpness: float = 3.0,
 ) -> LossFn:
   """Makes a loss: the sum over unrolled steps of `decay`^i times `lk_loss`, per
-  position of a text that can be drafted from.
+  position of a text of `target`, as for `--model`, that can be drafted from.
 
-  What it reports: `nats`, the divergence at the first step; `accuracy`, how
-  often the likeliest token of the first step is the one that was written;
-  `alpha_1` to `alpha_N`, the mean alpha of each of the `num_steps` of drafting;
-  `coverage`, the target's mass on the tokens that can be drafted. `target` is
-  whose texts these are, as `--model` takes it.
-  """
+  It reports `nats`, the divergence at the first step; `accuracy`, how often the
+  likeliest token of that step was written; `alpha_1` to `alpha_N`, the mean
+  alpha of each of `num_steps`; `coverage`, the target's mass on the tokens that
+  can be drafted."""
   target_config, target_params = read_target(target, config.dtype)
   head = head_of(target_config, target_params)
   sums_of = functools.partial(
