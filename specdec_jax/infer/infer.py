@@ -61,18 +61,15 @@ def infer(
   Args:
     output_dir: where results go; see `infer.output`.
     task_feature_lengths: most tokens of `inputs`, and of new ones, `targets`.
-    find_task: see `text.tasks.find`.
-    mode: of `decoding.MODES`; see `infer.records`.
+    find_task, mode: see `text.tasks.find`, `decoding.MODES`, `infer.records`.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
     shard_id: decodes the examples whose index is this, modulo `num_shards`.
-    metrics_dir: where clu writes metrics for TensorBoard.
-    profile_dir: where the trace of one chunk goes.
+    metrics_dir, profile_dir: of metrics for TensorBoard; of one chunk's trace.
     dry_run: prints what it would take of every chip, and decodes nothing.
     settings: what results depend on, by name, for a restart to compare.
     operative_config: gives the text of `config.gin`.
   """
-  running.check_count('infer.checkpoint_period', checkpoint_period)
-  _check_arguments(shard_id, num_shards, profile_dir)
+  _check_arguments(checkpoint_period, shard_id, num_shards, profile_dir)
   mesh, folder = make_mesh(), user_path(output_dir)
   with jax.set_mesh(mesh):
     examples.check_lengths(models.read_config(model), task_feature_lengths)
@@ -86,13 +83,7 @@ def infer(
     # The task is quickly found; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
-    job = outline()
-    ways = examples.ways(task, job.decoder.sampling)
-    job = dataclasses.replace(job, ways=ways)
-    if not (job.is_scored or examples.are_drawn_alike(ways)):
-      reason = 'draws nothing: give examples no temperature of their own'
-      decoding.refuse('num_decodes', reason=reason)
-      job = dataclasses.replace(job, decoder=job.decoder.sampled)
+    job = _with_ways(outline(), decoding, task)
     _advise(job, task)
     run = _Run(
       job=job,
@@ -105,6 +96,17 @@ def infer(
       operative_config=operative_config,
     )
     return _decode_shard(run)
+
+
+def _with_ways(job: Job, decoding: Decoding, task: Task) -> Job:
+  """A job that knows how each example is sampled; ValueError if it cannot."""
+  ways = examples.ways(task, job.decoder.sampling)
+  job = dataclasses.replace(job, ways=ways)
+  if job.is_scored or examples.are_drawn_alike(ways):
+    return job
+  reason = 'draws nothing: give examples no temperature of their own'
+  decoding.refuse('num_decodes', reason=reason)
+  return dataclasses.replace(job, decoder=job.decoder.sampled)
 
 
 def _advise(job: Job, task: Task) -> None:
@@ -124,9 +126,13 @@ def _advise(job: Job, task: Task) -> None:
 
 
 def _check_arguments(
-  shard_id: int, num_shards: int, profile_dir: str | None
+  checkpoint_period: int,
+  shard_id: int,
+  num_shards: int,
+  profile_dir: str | None,
 ) -> None:
   """Raises ValueError for arguments that nothing can be done with."""
+  running.check_count('infer.checkpoint_period', checkpoint_period)
   if not 0 <= shard_id < num_shards <= 99_999:
     raise ValueError(
       f'shard_id {shard_id} is not one of {num_shards} shards, which count '
