@@ -61,10 +61,12 @@ def infer(
   Args:
     output_dir: where results go; see `infer.output`.
     task_feature_lengths: most tokens of `inputs`, and of new ones, `targets`.
-    find_task, mode: see `text.tasks.find`, `decoding.MODES`, `infer.records`.
+    find_task: gives the task, as `text.tasks.find` does.
+    mode: see `decoding.MODES` and `infer.records`.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
     shard_id: decodes the examples whose index is this, modulo `num_shards`.
-    metrics_dir, profile_dir: of metrics for TensorBoard; of one chunk's trace.
+    metrics_dir: where metrics for TensorBoard go.
+    profile_dir: where the trace of one chunk goes.
     dry_run: prints what it would take of every chip, and decodes nothing.
     settings: what results depend on, by name, for a restart to compare.
     operative_config: gives the text of `config.gin`.
