@@ -25,7 +25,7 @@ def normalize(weights: Array, fallback: Array) -> Array:
 
 
 def residual(p: Array, q: Array) -> Array:
-  """norm(max(0, p - q)), from which corrections are drawn; p without mass.
+  """Computes norm(max(0, p - q)), of which corrections are drawn; p if it is 0.
 
   All are float32 `[..., V]`. p and q can only be equal up to rounding where
   nothing is rejected, so the fallback is never far from the truth.
@@ -34,13 +34,13 @@ def residual(p: Array, q: Array) -> Array:
 
 
 def overlap(p: Array, q: Array) -> Array:
-  """beta, the mass that p and q share, sum_x min(p(x), q(x)) (Sec. 3.1), or 1
-  less their total variation; `[..., V]` to `[...]`."""
+  """Computes beta, the mass that p and q share, sum_x min(p(x), q(x)) (Sec.
+  3.1): 1 less their total variation; `[..., V]` to `[...]`."""
   return jnp.sum(jnp.minimum(p, q), axis=-1)  # [.6, .4], [.9, .1]: .7
 
 
 def sample(row_keys: Array, probs: Array) -> Array:
-  """One token per row, int32 `[B]`, by each row's own key.
+  """Draws one token per row, int32 `[B]`, by each row's own key.
 
   Two draws invert the cumulative distribution, over blocks of tokens and then
   within one, each with all the bits of a float32 draw. Gumbel noise would take
@@ -60,8 +60,8 @@ def sample(row_keys: Array, probs: Array) -> Array:
 
 
 def _invert(draws: Array, weights: Array) -> Array:
-  """The index `[B]` at which cumulated `weights` pass `draws[b]` of their sum;
-  the largest weight's, should rounding let none pass."""
+  """Finds the index `[B]` at which cumulated `weights` pass `draws[b]` of their
+  sum; that of the largest weight if none does because of rounding."""
   cumulated = jnp.cumsum(weights, axis=-1)
   is_found = (cumulated > draws[:, None] * cumulated[:, -1:]) & (weights > 0)
   index = jnp.argmax(is_found, axis=-1)  # [1, 0, 3], draw .5: 1 1 4 > 2: 2
@@ -71,6 +71,6 @@ def _invert(draws: Array, weights: Array) -> Array:
 
 
 def uniforms(row_keys: Array, count: int) -> Array:
-  """float32 `[B, count]` uniform draws in [0, 1), each row by its own key."""
+  """Draws float32 `[B, count]` from [0, 1), each row by its own key."""
   draw_fn = lambda key: jax.random.uniform(key, (count,), jnp.float32)
   return keys.draw(draw_fn, row_keys)

@@ -79,7 +79,7 @@ class Line(NamedTuple):
   is_bad: Array
 
   def block(self) -> Array:
-    """Accepted tokens, then the next one, repeated: int32 `[B, W+1]`."""
+    """Lists accepted tokens, then the next one, repeated: int32 `[B, W+1]`."""
     # draft [5, 6, 7], 1 accepted, next token 9 -> [5, 9, 9, 9]
     accepted = jnp.pad(self.draft.tokens, ((0, 0), (0, 1)))
     return jnp.where(

@@ -5,9 +5,9 @@ from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 
 
 def guided(drafter: Drafter) -> Drafter:
-  """The drafter, whose chains go on with the tokens that a grammar guesses; see
-  `grammars.guided`. Without a grammar, and for trees, it stays as it is: what
-  draws from masked probabilities finds a token that is alone by itself.
+  """Extends a drafter's chains by the tokens that a grammar guesses; see
+  `grammars.guided`. Without a grammar, and for trees, drafts are unchanged:
+  whoever draws from masked probabilities finds an only token by itself.
   """
   if drafter.tree is not None or not drafter.gamma:
     return drafter

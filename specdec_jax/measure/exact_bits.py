@@ -64,14 +64,14 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
 
 @jax.jit
 def _same_bits(one: DecodeOutput, other: DecodeOutput) -> Array:
-  """Whether tokens and the bits of their log-probabilities are the same."""
+  """Tells whether tokens and the bits of their log-probabilities are equal."""
   bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32)
   same_tokens = jnp.all(one.tokens == other.tokens)
   return same_tokens & jnp.all(bits(one.log_probs) == bits(other.log_probs))
 
 
 def _with_oracle(method: Method) -> Method:
-  """The same target, decoded greedily, with drafts from its params."""
+  """Makes a greedy method of the same target, with drafts from its params."""
   vocab_size = method.target.vocab_size
   return dataclasses.replace(
     method,
@@ -109,7 +109,7 @@ def _oracle(gamma: int, vocab_size: int) -> Drafter:
 def _random(
   rng: np.random.Generator, prompt: Prompt, vocab_size: int, max_len: int
 ) -> Prompt:
-  """Prompts of random tokens and lengths, in the same places."""
+  """Draws prompts of random tokens and lengths, placed as `prompt` is."""
   draw = lambda low, high, shape: jnp.asarray(
     rng.integers(low, high, shape), jnp.int32
   )

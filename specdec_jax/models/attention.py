@@ -23,10 +23,12 @@ def placed(
   capacity: int,
   placement: Placement | None = None,
 ) -> Placement:
-  """Where the T tokens of a call stand in a cache of S entries, `lengths[B]` of
-  which count: as `placement` says, or else as a run of text behind them, of
-  which a token sees itself and all before it, `s <= lengths[b] + t`. ValueError
-  if the placement is for another number of tokens or another capacity.
+  """Places the T tokens of a call in a cache of S entries, of which
+  `lengths[B]` count.
+
+  Returns `placement` if it is given. Otherwise the tokens continue the text:
+  token t sees the entries `s <= lengths[b] + t`. Raises ValueError if the
+  placement is for another number of tokens or another capacity.
   """
   if placement is not None:
     found, expected = placement.mask.shape[1:], (num_tokens, capacity)
@@ -47,8 +49,8 @@ def placed(
 
 
 def within(placement: Placement, window: int) -> Placement:
-  """The placement in a layer with a window, 0 for none: a token sees no further
-  back than `window - 1` positions."""
+  """Narrows a placement to a layer's window: a token sees at most `window - 1`
+  positions back. 0 means no window."""
   if not window:
     return placement
   # With a window of 3, a token at position 7 sees 5, 6 and 7.
@@ -58,16 +60,16 @@ def within(placement: Placement, window: int) -> Placement:
 
 
 def layer_windows(config: Any) -> list[int]:
-  """The window of each of `num_layers`, 0 for none: `windows` are those of the
-  first layers, and repeat; empty if no layer has one."""
+  """Lists the window of each of `num_layers`, 0 for none. `windows` are those
+  of the first layers, and repeat; empty means that no layer has one."""
   # Of four layers, (3, 0) is [3, 0, 3, 0], and (3,) all [3, 3, 3, 3].
   windows = config.windows or (0,)
   return [windows[i % len(windows)] for i in range(config.num_layers)]
 
 
 def softcapped(x: Array, bound: float) -> Array:
-  """`x` bounded to `(-bound, bound)` by tanh, and nearly itself near 0 (Bello
-  et al., arXiv 1611.09940, as Gemma 2 has it)."""
+  """Bounds `x` to `(-bound, bound)` by tanh, which changes little near 0 (Bello
+  et al., arXiv 1611.09940; used in Gemma 2)."""
   return bound * jnp.tanh(x / bound)
 
 
@@ -84,7 +86,7 @@ def attend(
   score_dtype: jnp.dtype = jnp.float32,
   used_only: bool = False,
 ) -> Array:
-  """Grouped-query attention with a float32 softmax.
+  """Computes grouped-query attention with a float32 softmax.
 
   The products contract the cache as it lies in memory: no transposed or
   repeated copy of it is made. Scales of packed keys multiply scores, and those
@@ -95,8 +97,8 @@ def attend(
       `g*Hq/H .. (g+1)*Hq/H - 1` share key-value head g.
     keys: `[B, H, S, D]`.
     values: like `keys`.
-    mask: bool `[B or 1, T or 1, S]`, true where a query may look. The result of
-      one that may look nowhere is meaningless but finite.
+    mask: bool `[B or 1, T or 1, S]`, true where a query may look. A query that
+      may look nowhere gets a result that is meaningless but finite.
     scale: multiplies the products of queries and keys.
     softcap: bounds the scaled products, see `softcapped`; 0 does not.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
@@ -120,8 +122,8 @@ def attend(
   by_head = queries.reshape(batch, num_heads, group * num_queries, head_dim)
 
   def scores_of(keys: Entries, mask: Array, bias: Array | None) -> Array:
-    """`[B, H, group, T, S]`; the lowest finite number where nobody may look, as
-    infinity would make a row without keys NaN."""
+    """Computes `[B, H, group, T, S]`, the lowest finite number where a query
+    may not look: infinity would make NaN of a query that may look nowhere."""
     values, scales = _read(keys, queries.dtype)
     scores = product('bhqd,bhsd->bhqs', by_head.astype(values.dtype), values)
     if scales is not None:
@@ -171,15 +173,15 @@ def attend(
 
 
 def _read(entries: Entries, dtype: jnp.dtype) -> tuple[Array, Array | None]:
-  """Returns what is multiplied with, and scales `[B, H, 1, S]` if packed."""
+  """Returns the factors of a product, and scales `[B, H, 1, S]` if packed."""
   if not isinstance(entries, Packed):
     return entries, None
   return entries.values.astype(dtype), entries.scale.mT
 
 
 def block_size(capacity: int, least: int) -> int:
-  """How many entries of a cache `attend` reads at a time: a sixteenth or so, a
-  multiple of 128 as TPUs lay them out, and no less than `least`."""
+  """Chooses how many entries of a cache `attend` reads at a time: about a
+  sixteenth, a multiple of 128 (the tiles of TPUs), at least `least`."""
   return max(least, 128 * -(-capacity // 2048))
 
 
@@ -193,13 +195,13 @@ def _in_blocks(
   bias: Array | None,
   size: int,
 ) -> Array:
-  """`mix(softmax(scores_of(keys, mask, bias)), values)`, of the blocks from the
-  first to the last that any query may look at, with a running softmax (Milakov
-  and Gimelshein, arXiv 1805.02867).
+  """Computes `mix(softmax(scores_of(keys, mask, bias)), values)` by blocks,
+  from the first to the last that any query may look at, with a running softmax
+  (Milakov and Gimelshein, arXiv 1805.02867).
 
-  A block that a row does not see leaves its bits as they are: its weights are
-  zero, and what was summed is multiplied by one. So they do not depend on how
-  long the other rows are.
+  A block that a row does not see leaves the row's bits unchanged: its weights
+  are zero, and the sums so far are multiplied by one. So a row's bits do not
+  depend on the lengths of the others.
   """
   # A cache of 600 in blocks of 256: entries 0 to 255, 256 to 511, and 512 to
   # 599 among the last 256.
@@ -222,7 +224,7 @@ def _in_blocks(
       None if bias is None else cut(bias, axis=3),
     )
     higher = jnp.maximum(highest, jnp.max(scores, axis=-1, keepdims=True))
-    # NaN is no such score, and stays.
+    # NaN differs from that score, and stays.
     is_hidden = scores == jnp.finfo(scores.dtype).min
     weights = jnp.where(is_hidden, 0, jnp.exp(scores - higher))
     fade = jnp.exp(highest - higher)
@@ -235,7 +237,7 @@ def _in_blocks(
   # `tpu_costs.hlo` reads of the name how often the loop runs.
   with jax.named_scope(f'blocks_of_{size}_in_{capacity}'):
     _, total, mixed = jax.lax.fori_loop(first, end, add, (lowest, sums, mixed))
-  # The highest score alone has the weight 1, where there is one.
+  # The highest score has the weight 1; without any, `total` is 0.
   return mixed / jnp.maximum(total, 1)
 
 

@@ -44,7 +44,7 @@ Cross = tuple[Entries, Entries, Array]
 
 @base.value
 class CrossCache:
-  """What a decoder's layers make of an encoder's output, once per decode.
+  """Keys and values of cross-attention, computed once per decode.
 
   Attributes:
     keys: `[B, H, E, D]` of each layer, as `values`.
@@ -72,7 +72,7 @@ class KVCache:
       size), as `values`. Heads come before positions, so that attention
       contracts the cache as it lies.
     lengths: int32 `[B]`, how many positions of each row count.
-    encoder: of an encoder's output, if there is one.
+    encoder: cross-attention's, if there is an encoder.
   """
 
   keys: tuple[Entries, ...]
@@ -86,7 +86,7 @@ class KVCache:
 
   @property
   def crosses(self) -> Sequence[Cross | None]:
-    """What each layer knows of the encoder."""
+    """What each layer reads of the encoder; None without one."""
     encoder = self.encoder
     return encoder.by_layer if encoder else [None] * len(self.keys)
 
@@ -94,9 +94,9 @@ class KVCache:
 def init(
   config: Any, batch_size: int, capacity: int, num_layers: int
 ) -> KVCache:
-  """A cache without tokens; `config` has `head_dim`, `dtype`, perhaps
-  `cache_dtype`, and `num_kv_heads`, or `num_heads` alone, where each head has
-  its own keys."""
+  """Makes an empty cache. `config` has `head_dim`, `dtype`, perhaps
+  `cache_dtype`, and `num_kv_heads`, or only `num_heads` if every head has keys
+  of its own."""
   num_heads = getattr(config, 'num_kv_heads', config.num_heads)
   shape = batch_size, num_heads, capacity, config.head_dim
   entries = jax.ShapeDtypeStruct(shape, config.dtype)
@@ -112,8 +112,9 @@ def init(
 def crossed(
   config: Any, stack: Iterable[Any], encoded: Array, mask: Array
 ) -> CrossCache:
-  """That of layers with an `encoder_decoder_attention`, for an encoder's output
-  `[B, E, embed]` and its mask, bool `[B, E]`; `config` is as for `init`."""
+  """Makes the cache of a `stack` of layers with an `encoder_decoder_attention`
+  from an encoder's output `[B, E, embed]` and mask, bool `[B, E]`; `config` is
+  as in `init`."""
   keys, values = zip(
     *[layer.encoder_decoder_attention.keys_values(encoded) for layer in stack],
     strict=True,
@@ -123,17 +124,17 @@ def crossed(
 
 
 def _kept(config: Any, entries: Array) -> Entries:
-  """Keys or values as `config.cache_dtype` has them, if it has one."""
+  """Packs keys or values if `config.cache_dtype` asks for it."""
   is_packed = getattr(config, 'cache_dtype', None) is not None
   return packed(entries) if is_packed else entries
 
 
 def packed(entries: Array) -> Packed:
-  """Integers with a scale for each position and head of `[B, H, T, D]`."""
+  """Quantises `[B, H, T, D]`, with a scale for each position and head."""
   entries = entries.astype(jnp.float32)
   most = jnp.max(jnp.abs(entries), axis=3, keepdims=True)
-  # The largest is 127, not on the edge of two integers as with weights: which
-  # one it is would hang on its last bit, and so on the width of a call.
+  # The largest becomes exactly 127. Halfway between two integers, as with
+  # weights, its last bit would decide, which depends on the width of a call.
   scale = jnp.where(most == 0, 1.0, most / 127)
   return Packed(values=jnp.round(entries / scale).astype(jnp.int8), scale=scale)
 
@@ -143,12 +144,12 @@ _MAX_UNROLLED_ROWS = 8
 
 
 def append(buffer: Entries, new: Array, lengths: Array) -> Entries:
-  """`[B, H, S, D]` with row b of `[B, H, T, D]` at positions `lengths[b] + t`;
-  ValueError if T exceeds S.
+  """Writes row b of `new`, `[B, H, T, D]`, into `[B, H, S, D]` at positions
+  `lengths[b] + t`; ValueError if T exceeds S.
 
-  Rows are written by one `dynamic_update_slice` each, which unlike a scatter
-  makes the TPU compiler insert no copies of the cache. It clamps its start, so
-  callers keep spare capacity (invariant 3 of docs/design.md).
+  Each row is one `dynamic_update_slice`: for a scatter, the TPU compiler would
+  insert copies of the cache. It clamps its start, so callers keep spare
+  capacity (invariant 3 of docs/design.md).
   """
   # Rows of lengths [2, 0] and T = 2 are written at [2, 3] and [0, 1].
   capacity = buffer.shape[2]
@@ -168,13 +169,13 @@ def append(buffer: Entries, new: Array, lengths: Array) -> Entries:
 
 
 def gather(buffer: Array, starts: Array, offsets: Array, span: int) -> Array:
-  """`[B, H, S, D]` whose entries `starts[b] + offsets[b, i]` have moved to
-  `starts[b] + i`; `starts` is int32 `[B]`, `offsets` int32 `[B, N]` from 0 to
-  `span - 1`. What others would move there means nothing.
+  """Moves entries `starts[b] + offsets[b, i]` of `[B, H, S, D]` to `starts[b] +
+  i`.
 
-  All `span` entries of a row are read before one is written, by one
-  `dynamic_slice` a row, and N of them written by one `dynamic_update_slice`, as
-  in `append`, which clamps likewise.
+  `starts` is int32 `[B]`, `offsets` int32 `[B, N]`, 0 to `span - 1`; others
+  move meaningless values. All `span` entries of a row are read, by one
+  `dynamic_slice`, before N of them are written by one `dynamic_update_slice`,
+  which clamps as in `append`.
   """
   # starts [5] and offsets [[0, 2, 5]]: entries 5, 7 and 10 move to 5, 6 and 7.
   by_head = ('batch', 'heads', 'length', 'kv')
@@ -186,14 +187,14 @@ def gather(buffer: Array, starts: Array, offsets: Array, span: int) -> Array:
 
 
 def rewind(cache: KVCache, lengths: Array) -> KVCache:
-  """The cache with other lengths, int32 `[B]`."""
+  """Sets a cache's lengths, int32 `[B]`."""
   return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
 
 
 def gather_all(
   cache: KVCache, starts: Array, offsets: Array, span: int
 ) -> KVCache:
-  """`gather` in the keys and values of all layers; lengths stay."""
+  """Applies `gather` to the keys and values of all layers; lengths stay."""
   move = functools.partial(
     jax.tree.map, lambda x: gather(x, starts, offsets, span)
   )
@@ -205,7 +206,7 @@ def gather_all(
 def _move_rows(
   buffer: Array, starts: Array, offsets: Array, *, span: int
 ) -> Array:
-  """`gather` on the rows and heads of one device."""
+  """Applies `gather` to the rows and heads of one device."""
   moved = jax.lax.platform_dependent(
     _read_rows(buffer, starts, span), offsets, cpu=_looked_up, default=_selected
   )
@@ -213,13 +214,12 @@ def _move_rows(
 
 
 def _read_rows(buffer: Array, starts: Array, span: int) -> Array:
-  """`[B, H, span, D]`, from `starts[b]` on.
+  """Reads `[B, H, span, D]`, from `starts[b]` on.
 
-  A gather, like a scatter, makes the TPU compiler insert copies of the cache.
-  So does whatever lays out a cache in one of two programs that share it, and
-  not in the other: a slice lies as its source does, so that the order of axes
-  in which it is wanted would be the cache's. Hence it is told the order in
-  which the compiler lays out caches that are only written.
+  For a gather, as for a scatter, the TPU compiler inserts copies of the cache.
+  It does so, too, if two programs that share a cache lay it out differently,
+  and the axis order in which a slice is used becomes that of its source. So the
+  slice is constrained to the order of caches that are only written.
   """
   batch_size, num_heads, capacity, head_dim = buffer.shape
   zero = jnp.zeros((), starts.dtype)
@@ -241,8 +241,8 @@ def _read_rows(buffer: Array, starts: Array, span: int) -> Array:
 
 
 def _axes_on_tpus(capacity: int, head_dim: int) -> layout.Layout:
-  """Of a cache, where they take the least room: the last axis is padded to 128
-  entries and the one before to 8."""
+  """Chooses the axis order in which a cache takes the least room: TPUs pad the
+  last axis to 128 entries and the one before to 8."""
   padded = lambda last, before: -(-last // 128) * 128 * (-(-before // 8) * 8)
   if padded(capacity, head_dim) < padded(head_dim, capacity):
     return layout.Layout((0, 1, 3, 2))
@@ -250,15 +250,15 @@ def _axes_on_tpus(capacity: int, head_dim: int) -> layout.Layout:
 
 
 def _looked_up(block: Array, offsets: Array) -> Array:
-  """`[B, H, N, D]`, of `[B, H, span, D]`."""
+  """Picks `[B, H, N, D]` of `[B, H, span, D]`, entry by entry."""
   # Offsets are the same for all heads and all of an entry's features.
   places = offsets[:, None, :, None]
   return jnp.take_along_axis(block, places, axis=2, mode='clip')
 
 
 def _selected(block: Array, offsets: Array) -> Array:
-  """The same for TPUs, which look up one entry after the other; a product would
-  make NaN of what a sibling has left."""
+  """Does what `_looked_up` does, by masked sums, since TPUs look up entries one
+  by one; a product with one-hot rows would spread a rejected sibling's NaN."""
   every = jnp.arange(block.shape[2], dtype=offsets.dtype)[None, None, :]
   is_it = offsets[:, :, None] == every
   chosen = jnp.where(is_it[:, None, :, :, None], block[:, :, None], 0)
@@ -266,7 +266,7 @@ def _selected(block: Array, offsets: Array) -> Array:
 
 
 def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
-  """`append` on the rows and heads of one device."""
+  """Applies `append` to the rows and heads of one device."""
   batch_size = buffer.shape[0]
   # All of an index must have one dtype, the lengths'.
   zero = jnp.zeros((), lengths.dtype)

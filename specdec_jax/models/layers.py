@@ -294,8 +294,8 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
 
 @functools.cache
 def multiplies_rows() -> bool:
-  """Whether this machine multiplies a few rows of activations faster by the
-  rows of a kernel than by its columns: Intel's processors do, AMD's do not."""
+  """Tells whether this CPU multiplies a few rows of activations faster by the
+  rows of a kernel than by its columns: Intel's do, AMD's do not."""
   try:
     return 'GenuineIntel' in Path('/proc/cpuinfo').read_text()
   except OSError:

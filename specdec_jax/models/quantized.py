@@ -53,24 +53,26 @@ def bits_of(text: str) -> Bits:
 
 
 def is_packed(leaf: Any) -> bool:
-  """Whether an array or shape is of packed weights."""
+  """Tells whether an array or shape holds packed weights."""
   return bool(jnp.issubdtype(leaf.dtype, jnp.signedinteger)) and (
     leaf.dtype.itemsize == 1
   )
 
 
 def num_bytes(shape: Sequence[int], dtype: Any) -> int:
-  """Of an array in memory, where two integers of 4 bits lie in a byte."""
-  # Of random keys, whose dtype is none of numpy's, too.
+  """Computes the bytes of an array; two integers of 4 bits share one."""
+  # `dtype.itemsize` also exists for random keys, whose dtype is not numpy's.
   num_bytes = math.prod(shape) * int(dtype.itemsize)
   return num_bytes // 2 if dtype == jnp.int4 else num_bytes
 
 
 def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
-  """The tree of a network's parameters, arrays or shapes, with its matrices
-  packed; leaves and branches named in `keep`, and all others, are the very
-  ones. Matrices that are packed in more bits are packed anew, and copies for
-  CPUs left out. ValueError if a group does not divide an axis."""
+  """Packs the matrices of a network's parameters, a tree of arrays or shapes.
+
+  What is named in `keep`, or is no matrix, stays the same object. Matrices that
+  are packed in more bits are packed again; copies for CPUs are left out. Raises
+  ValueError if a group does not divide an axis.
+  """
   found: dict[str, Arrays] = {}
   for name, leaf in params.items():
     if name in keep:
@@ -90,7 +92,7 @@ def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
 
 
 def _is_in(values: Arrays, scale: Arrays, bits: Bits, axis: int) -> bool:
-  """Whether integers have no more bits, and as many to a scale."""
+  """Tells whether a matrix is already in so few bits, with such groups."""
   if scale is None or scale.shape[axis] != (
     values.shape[axis] // (bits.group or values.shape[axis])
   ):
@@ -104,7 +106,7 @@ def _is_in(values: Arrays, scale: Arrays, bits: Bits, axis: int) -> bool:
 def _packed(
   weights: Arrays, scale: Arrays, bits: Bits, axis: int
 ) -> tuple[Arrays, Arrays]:
-  """A matrix, or what is packed of one, as integers and scales."""
+  """Packs a matrix, whole or packed otherwise, as integers and scales."""
   pack = functools.partial(_pack, bits=bits, axis=axis)
   if isinstance(weights, jax.ShapeDtypeStruct):
     values, scale = jax.eval_shape(pack, weights)
@@ -115,7 +117,7 @@ def _packed(
 
 
 def _narrow(values: Arrays, bits: Bits) -> Arrays:
-  """Integers in the dtype in which so many bits are kept."""
+  """Converts integers to the dtype that stores so many bits."""
   if bits.bits > 4:
     return values
   if isinstance(values, jax.ShapeDtypeStruct):
@@ -126,14 +128,14 @@ def _narrow(values: Arrays, bits: Bits) -> Arrays:
 
 
 def in_bytes(params: Arrays) -> Arrays:
-  """The tree with each packed weight in a byte."""
+  """Converts every packed weight to int8."""
   return jax.tree.map(
     lambda x: x.astype(jnp.int8) if is_packed(x) else x, params
   )
 
 
 def name_of(params: Arrays) -> str | None:
-  """What `bits_of` reads, of the packed weights in a tree; None without."""
+  """Names how a tree is packed, as `bits_of` reads it; None if it is not."""
   found = [*_pairs(params)]
   if not found:
     return None
@@ -145,7 +147,7 @@ def name_of(params: Arrays) -> str | None:
 
 
 def _pairs(params: Arrays) -> Iterator[tuple[int, Arrays, Arrays]]:
-  """The axis, the integers and the scales of each packed matrix."""
+  """Yields the axis, the integers and the scales of each packed matrix."""
   for name, leaf in params.items():
     if isinstance(leaf, dict):
       yield from _pairs(leaf)
@@ -155,7 +157,7 @@ def _pairs(params: Arrays) -> Iterator[tuple[int, Arrays, Arrays]]:
 
 @functools.partial(jax.jit, static_argnames=('bits', 'axis'))
 def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
-  """Integers of the shape of a matrix, in 8 bits, and scales."""
+  """Quantises a matrix: int8 of its shape, and scales."""
   size = weights.shape[axis]
   group = bits.group or size
   if size % group:
@@ -168,7 +170,8 @@ def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
   shape[axis : axis + 1] = [size // group, group]
   grouped = weights.astype(jnp.float32).reshape(shape)
   most = jnp.max(jnp.abs(grouped), axis=axis + 1, keepdims=True)
-  # Half a step beyond the largest integer, which so has as much as the others.
+  # The limit is half a step beyond the largest integer, so that it stands for
+  # an interval as wide as that of the others.
   limit = 2 ** (bits.bits - 1)
   scale = jnp.where(most == 0, 1.0, most / (limit - 0.5))
   values = jnp.clip(jnp.round(grouped / scale), -limit, limit - 1)
@@ -177,7 +180,7 @@ def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
 
 
 def unpacked(values: Array, scale: Array, dtype: Any = jnp.float32) -> Array:
-  """The weights that packed ones stand for."""
+  """Computes the weights that packed ones stand for."""
   # Scales [2, out] of values [4, out]: each for 2 of 4 rows.
   for axis, (size, count) in enumerate(
     zip(values.shape, scale.shape, strict=True)
@@ -188,8 +191,8 @@ def unpacked(values: Array, scale: Array, dtype: Any = jnp.float32) -> Array:
 
 
 def product(x: Array, values: Array, scale: Array, axis: int = 0) -> Array:
-  """`[..., in]` by packed weights `[in, out]`, or `[out, in]` with `axis` 1, in
-  float32 `[..., out]`."""
+  """Multiplies `[..., in]` by packed weights `[in, out]`, or `[out, in]` with
+  `axis` 1, to float32 `[..., out]`."""
   dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   num_groups = scale.shape[axis]
   if num_groups == 1:
@@ -217,7 +220,7 @@ def product(x: Array, values: Array, scale: Array, axis: int = 0) -> Array:
 
 
 def look_up(params: Arrays, tokens: Array, dtype: Any) -> Array:
-  """Rows `[B, T, embed]` of the parameters of an `Embed`; ids clip."""
+  """Looks up rows `[B, T, embed]` in the parameters of an `Embed`; ids clip."""
   of = lambda name: jnp.take(params[name], tokens, axis=0, mode='clip')
   if (scale := 'embedding' + SCALE) not in params:
     return of('embedding').astype(dtype)
