@@ -31,8 +31,8 @@ def standardize(
   typical_p: float | None = None,
   vocab_size: int | None = None,
 ) -> LogitsToProbsFn:
-  """The usual chain, in the usual order: padding, temperature, top-k, top-p,
-  min-p, typical-p.
+  """Builds the usual chain, in the usual order: padding, temperature, top-k,
+  top-p, min-p, typical-p.
 
   Args:
     temperature: what logits are divided by; 0 is greedy decoding.
@@ -43,8 +43,8 @@ def standardize(
     vocab_size: ids at or beyond it are padding, of probability zero.
 
   Returns:
-    From logits `[..., V]` to probabilities, float32; those of rows, `[B, ...,
-    V]`, may have a `Sampling` after them, whose values then count.
+    A function from logits `[..., V]` to float32 probabilities; given rows `[B,
+    ..., V]` and their `Sampling` as well, it takes the values of that.
 
   Raises:
     ValueError: if a value is out of its range.

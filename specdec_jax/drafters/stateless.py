@@ -29,8 +29,8 @@ def stateless(
 
 
 def none(gamma: int = 0) -> Drafter:
-  """Never drafts: with gamma 0 an iteration is a plain step, else one as wide
-  as with drafts of gamma tokens."""
+  """Makes a drafter that never drafts: with gamma 0 an iteration is a plain
+  step, else one as wide as with drafts of gamma tokens."""
 
   def propose(row_keys: Array, context: Context) -> Draft:
     del row_keys
