@@ -41,7 +41,8 @@ def check(way: Constraint) -> None:
 
 
 def _schema(given: Mapping[str, object] | str) -> str:
-  """A schema as JSON, in the order in which it was written."""
+  """Returns a schema as JSON, its keys in the order in which they were written;
+  reads a file if `given` is a path."""
   text = given
   if isinstance(given, str) and not given.lstrip().startswith('{'):
     try:
@@ -60,7 +61,7 @@ def _schema(given: Mapping[str, object] | str) -> str:
 def compiled(
   ways: Sequence[Constraint], vocabulary: AnyVocabulary | None
 ) -> list[base.Grammar | None]:
-  """The grammars of ways, None of what may be anything; raises as
+  """Compiles the grammar of each way, None for a way without one; raises as
   `text.grammars`."""
 
   def automaton(way: Constraint) -> base.Grammar | None:
@@ -81,9 +82,9 @@ def of_rows(
   num_rows: int,
   num_logits: int,
 ) -> base.Grammar | None:
-  """What rows may say, as data: row i what `automata[which[i]]` lets it, rows
-  beyond anything. None if there is no automaton, which is then so of all
-  batches that share a program."""
+  """Packs the grammars of a batch: row i has `automata[which[i]]`, and rows
+  beyond `which` may say anything. Returns None if no automaton is given; as all
+  batches of a program are given the same, they all have a grammar, or none."""
   every = [each for each in automata if each is not None]
   if not every:
     return None
@@ -109,6 +110,6 @@ def of_rows(
 
 
 def _bucket(size: int) -> int:
-  """The next of 64, 96, 128, 192, ...: at most half as much again."""
+  """Rounds a size up to 64, 96, 128, 192, ...: at most half as much again."""
   power = max(64, 2 ** (size - 1).bit_length())
   return power * 3 // 4 if size <= power * 3 // 4 and power > 64 else power

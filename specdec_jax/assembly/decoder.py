@@ -291,7 +291,8 @@ def assembled(
 
 
 def own_params(params: Params) -> Any:
-  """The drafter's arrays, or shapes, that are not the target's very own."""
+  """Returns the drafter's tree with None for arrays, or shapes, that are the
+  target's very own."""
   shared = {id(leaf) for leaf in jax.tree.leaves(params.target)}
   return jax.tree.map(
     lambda leaf: None if id(leaf) in shared else leaf, params.drafter
@@ -312,7 +313,7 @@ def _made(
   *,
   exact_bits: bool,
 ) -> dict[str, Any]:
-  """The parts of a decoder that depend on how the target is sampled."""
+  """Makes the parts of a decoder that depend on how the target is sampled."""
   # Of a gamma that is yet to be measured, the widest needs the most room.
   if isinstance(length, Auto):
     length = Fixed(length.gammas[-1])

@@ -40,7 +40,8 @@ class Scored(NamedTuple):
   values: Arrays
 
   def of_row(self, row: int, count: int) -> tuple[tuple[float, ...], list[Top]]:
-    """The first `count` of a row, without what cannot come."""
+    """Returns the first `count` tokens of a row: their log-probabilities, and
+    the best of each position, without those of probability zero."""
     tops = [
       tuple((i, x) for i, x in zip(*place, strict=True) if x > -np.inf)
       for place in zip(

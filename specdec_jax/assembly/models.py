@@ -215,14 +215,16 @@ def _read(
 
 
 def _host() -> Any:
-  """The CPU, or None, for the default device, if JAX_PLATFORMS has none."""
+  """Returns the CPU, or None, for the default device, if JAX_PLATFORMS has
+  none."""
   with contextlib.suppress(RuntimeError):
     return jax.local_devices(backend='cpu')[0]
   return None
 
 
 def param_shapes(model: Model | None, config: Config | DrafterConfig) -> Any:
-  """The tree of `read_params`, without copies, as `jax.ShapeDtypeStruct`s."""
+  """Returns the tree of `read_params` as `jax.ShapeDtypeStruct`s, without
+  reading weights."""
   shapes = families.param_shapes(config)
   weights = None if model is None else _weights_of(model)
   if weights is None:
@@ -231,7 +233,7 @@ def param_shapes(model: Model | None, config: Config | DrafterConfig) -> Any:
 
 
 def _weights_of(model: Model) -> str | None:
-  """How weights are packed: as was asked for, or as they lie."""
+  """Returns how weights are packed: as was asked for, or as they are stored."""
   # With sizes no file is read before the weights, and none has packed ones.
   if model.weights or model.is_random or model.sizes is not None:
     return model.weights

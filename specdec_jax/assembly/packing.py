@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
 
 
 def _depth(value: Any) -> int:
-  """How many lists are around what a value has, such as 2 of [['a'], ['b']]."""
+  """Counts the levels of lists in a value: 2 for [['a'], ['b']]."""
   if not isinstance(value, list):
     return 0
   return 1 + max(map(_depth, value), default=0)
@@ -110,7 +110,7 @@ def pack(
       process(range(len(ways))[part], batch.prompt),
       sampling=None if is_greedy else sampling,
     )
-    # Rows of nobody have keys of others.
+    # Rows that only fill the batch emit nothing: any keys will do.
     columns = np.resize(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)
     )

@@ -38,7 +38,7 @@ def _are_sequences(values: Any) -> bool:
 
 
 def _are_biases(biases: Any) -> bool:
-  """Whether they are sequences of ids, each with a bias."""
+  """Returns whether they are sequences of ids, each with a bias."""
   return isinstance(biases, Mapping | list | tuple) and all(
     isinstance(pair, list | tuple)
     and len(pair) == 2
@@ -61,8 +61,8 @@ def _pairs(biases: Any) -> Iterable[Any]:
 
 
 def _setting(help: str, expected: str, is_valid: Callable[[Any], bool]) -> Any:
-  """An option whose flag is written as in Python, and whose values `check`
-  checks."""
+  """Declares an option whose flag is written as in Python, and whose values
+  `check` checks."""
   metadata = {'expected': expected, 'is_valid': is_valid}
   metadata |= {'help': help, 'type': literal(expected)}
   return dataclasses.field(default=None, metadata=metadata)
@@ -156,8 +156,8 @@ _COLUMNS = {
 
 
 class _Bias(NamedTuple):
-  """Of the last id of a sequence, for texts of fewer than `until` new tokens,
-  or with their prompts, if `is_whole`."""
+  """A bias of the last id of a sequence, in texts of fewer than `until` new
+  tokens; with `is_whole`, of all tokens, the prompt's included."""
 
   sequence: tuple[int, ...]
   value: float = -math.inf
@@ -193,8 +193,9 @@ def packer(
     vocabulary: whose tokens spell texts of a grammar, if a way has one.
 
   Returns:
-    Of ways by number, one for each row of a prompt, and the prompt: this with
-    what changes its logits. Rows beyond are nobody's; of these, nothing.
+    A function from the numbers of ways, one for each row, and the prompt of
+    these rows to the prompt with what changes its logits. Rows of the prompt
+    beyond the numbers only fill the batch: their logits stay.
 
   Raises:
     ValueError: if an id is not of the model, none is left, or a grammar cannot
@@ -234,10 +235,13 @@ def packer(
 def _table(
   ways: Sequence[Processing], eos_ids: Sequence[int], vocab_size: int
 ) -> tuple[base.Processors, np.ndarray] | None:
-  """Arrays with a row for each way, the last of which says nothing; None if
-  none of them does. What depends on a prompt is not in it: of ends, `forced_at`
-  counts back from the longest text, which has -1, and the second, int32 `[W,
-  K]`, has 1 where `until` counts prompts, too."""
+  """Makes arrays with a row for each way, of which the last changes nothing;
+  None if no way changes anything.
+
+  What depends on a prompt is added later: a token forced at the end has a
+  negative `forced_at`, -1 at the last place of the longest text, and the second
+  array, int32 `[W, K]`, has 1 where `until` counts the prompt's tokens as well.
+  """
   biases = [list(_biases(way, eos_ids)) for way in ways]
   forced = [list(_forced(way)) for way in ways]
   for each, ids in zip(biases, forced, strict=True):
@@ -260,7 +264,7 @@ def _table(
   sequences = arrays(np.int32(processors.ANY), num_biases, width)
   values = arrays(np.float32(0), num_biases)
   until, is_whole = (arrays(np.int32(0), num_biases) for _ in range(2))
-  # What nobody forces comes nowhere.
+  # Unused entries are forced at a place that no text reaches.
   tokens, places = arrays(np.int32(0), num_forced), arrays(_MOST, num_forced)
   for row, own in enumerate(biases):
     for i, bias in enumerate(own):

@@ -193,7 +193,8 @@ def _of_tree(rule: Callable[..., Verification]) -> Callable[[Tree], VerifyFn]:
 
 
 def _at_one(sampling: Sampling) -> Sampling:
-  """The distributions that lie behind an argmax."""
+  """Returns the sampling at temperature 1: the distributions behind an
+  argmax."""
   return dataclasses.replace(sampling, temperature=1.0)
 
 

@@ -88,7 +88,8 @@ class DecodeSettings(Options):
         raise ValueError(f'a stop string is empty, or no string: {stop!r}')
 
   def for_rows(self, num_rows: int) -> 'DecodeSettings':
-    """With no more rows in a batch than there are, as many per device."""
+    """Returns the settings with a batch no larger than `num_rows` need, the
+    same number on each device."""
     # Of 5 rows on 4 devices: a batch of 8 at most, 2 for each.
     rows = num_rows + -num_rows % self.num_devices
     size = min(self.batch_size, rows)
@@ -96,13 +97,14 @@ class DecodeSettings(Options):
 
   @property
   def num_rows(self) -> int:
-    """Rows of a batch's program: on each device a power of two, of which those
-    beyond `batch_size` are finished before they begin."""
+    """Returns the rows of a batch's program: on each device a power of two, of
+    which those beyond `batch_size` are finished before they begin."""
     per_device = self.batch_size // self.num_devices
     return self.num_devices * 2 ** (per_device - 1).bit_length()
 
   def of_text(self, i: int) -> 'DecodeSettings':
-    """The settings of one text; ValueError if a value is out of range."""
+    """Returns the settings of one text; ValueError if a value is out of
+    range."""
     own = self.texts[i] if self.texts else {}
     # A greedy text takes none of the limits that are meant for its neighbours.
     if own.get('temperature') == 0:
@@ -111,14 +113,14 @@ class DecodeSettings(Options):
 
   @property
   def most_new_tokens(self) -> int:
-    """The largest limit of a text."""
+    """Returns the largest limit of a text."""
     usual = self.max_new_tokens
     each = [text.get('max_new_tokens', usual) for text in self.texts]
     return max(each, default=usual)
 
   def sampling(self, usual: Sampling) -> Sampling:
-    """How a text is sampled if nothing is said of it as is `usual`; ValueError
-    if that is out of range, or changes nothing."""
+    """Returns how a text is sampled, as `usual` where these settings say
+    nothing; ValueError if a value is out of range, or has no effect."""
     values = {name: getattr(self, name) for name in NAMES}
     given = {name: x for name, x in values.items() if x is not None}
     if self.temperature == 0:
@@ -153,8 +155,8 @@ def row_keys(seeds: Array, streams: Array) -> Array:
 
 
 def suited(decoder: Decoder, batch: Batch) -> Decoder:
-  """The decoder of a batch: of rows that are sampled each in its own way, if
-  they say how."""
+  """Returns the decoder for a batch: `decoder.sampled` if its rows say how each
+  is sampled."""
   return decoder if batch.prompt.sampling is None else decoder.sampled
 
 
@@ -280,7 +282,8 @@ def compile_decode(
 
 
 def parts(program: Program) -> Sequence[Part]:
-  """The parts that decode a batch: whole, or iteration by iteration."""
+  """Returns the parts that decode a batch: as a whole, or iteration by
+  iteration."""
   return [program.prefill, *program.stepwise(recording.gather)]
 
 

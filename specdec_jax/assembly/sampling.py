@@ -83,8 +83,8 @@ class Sampling(Options):
     return not self.temperature
 
   def with_defaults(self, path: str, stated: Mapping[str, Any]) -> 'Sampling':
-    """With what the file of a path states where nothing else is said;
-    ValueError if that is out of range."""
+    """Fills what is not said by what the file `path` states; ValueError, which
+    names the file, if a stated value is out of range."""
     unsaid = {n: x for n, x in stated.items() if getattr(self, n) is None}
     # A least number of new tokens is said in two ways.
     if self.min_new_tokens is not None or self.min_length is not None:
@@ -96,7 +96,8 @@ class Sampling(Options):
       raise ValueError(f'{path}: {error}') from error
 
   def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
-    """From logits to probabilities, of ids below `vocab_size`."""
+    """Makes the function from logits to probabilities of ids below
+    `vocab_size`."""
     draws = {name: getattr(self, name) for name in ('temperature', *LIMITS)}
     return logits.standardize(**draws, vocab_size=vocab_size)
 
@@ -112,8 +113,8 @@ class Sampling(Options):
 
 
 def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:
-  """How each row of a batch is sampled, as data; of rows beyond `ways`, which
-  are nobody's, nothing is ruled out."""
+  """Packs how each row of a batch is sampled; rows beyond `ways`, which only
+  fill the batch, keep all tokens."""
   ways = [*ways, *[Sampling(temperature=1.0)] * (num_rows - len(ways))]
 
   def column(name: str, kind: type, default: float) -> base.Arrays:

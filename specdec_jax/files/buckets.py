@@ -97,7 +97,8 @@ class BucketPath(_EPath):
     return None
 
   def checksums(self) -> dict[str, str]:
-    """The server's checksum of each object here and below, by its name."""
+    """Returns the server's checksum of each object here and below, by its
+    name."""
     with _asking(self) as files:
       found = files.find(str(self), detail=True)
     return {name: info['crc32c'] for name, info in found.items()}
@@ -132,7 +133,8 @@ class BucketPath(_EPath):
     encoding: str | None = None,
     newline: str | None = None,
   ) -> IO[Any]:
-    """A copy of all that it holds, to read; `write_bytes` replaces it."""
+    """Reads a copy of the whole object, as a file; `write_bytes` replaces
+    it."""
     if mode not in ('r', 'rb'):
       raise NotImplementedError(f'{self} cannot be opened with {mode!r}')
     data = io.BytesIO(self.read_bytes())

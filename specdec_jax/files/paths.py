@@ -20,8 +20,9 @@ _ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/', re.IGNORECASE)
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-  """A path of this machine's file systems, with `~` expanded, or, for one that
-  begins with `gs://`, of a bucket (`buckets.BucketPath`). Asks no server.
+  """Returns a path of this machine's file systems, with `~` expanded, or, for
+  one that begins with `gs://`, of a bucket (`buckets.BucketPath`). Asks no
+  server.
 
   Raises ValueError if it is the URL of something else, which as a path would be
   a local folder such as `s3:`, names no bucket, or begins with a home folder
@@ -52,8 +53,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-  """As `user_path`, for what others write or read who know no buckets;
-  ValueError if it is of one."""
+  """Returns `user_path(path)` for libraries that know no buckets; ValueError
+  for a path in a bucket."""
   if is_in_bucket(path) or _BUCKET.match(str(path)):
     raise ValueError(
       f'{path} is not on a local disk: give a local path, and copy from it or '

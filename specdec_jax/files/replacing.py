@@ -78,8 +78,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def create_text(path: Path, text: str) -> bool:
-  """As `write_text`, but in a bucket, where others may write as well, only if
-  there is none; whether it did."""
+  """Writes as `write_text`, but in a bucket, where others may write as well,
+  only if the object does not exist. Returns whether it wrote."""
   if (remote := in_bucket(path)) is not None:
     return remote.create(text)
   write_text(path, text)
@@ -148,7 +148,8 @@ def new_folder(
 
 
 def is_begun(folder: Path) -> bool:
-  """Whether it is a folder of a bucket that a killed process was writing."""
+  """Returns whether it is a folder of a bucket that a killed process was
+  writing."""
   return is_in_bucket(folder) and (folder / _BEGUN).is_file()
 
 
@@ -178,9 +179,10 @@ def _in_place(final: Path) -> Iterator[None]:
 def folder(
   path: str | os.PathLike[str], mark: str, *, overwrite: bool
 ) -> Iterator[Path]:
-  """As `new_folder`, but replaces only an empty folder and, if `overwrite`, one
-  with a file `mark`; ValueError if `path` is taken, or cannot be written. One
-  of a bucket is written in a temporary folder, and uploaded, `mark` last."""
+  """Makes a folder as `new_folder`, but replaces only an empty one and, if
+  `overwrite`, one with a file `mark`; ValueError if `path` is taken, or cannot
+  be written. One of a bucket is written in a temporary folder, and uploaded,
+  `mark` last."""
   path = user_path(path)
   # A mark says that a command like this one wrote it.
   if path.exists():

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def read(path: Path) -> Iterator[tuple[str, str]]:
-  """The lines of a file that are not empty, each with its place, for messages.
+  """Yields the lines of a file that are not empty, each with its place, for
+  messages.
 
   A line ends with `\\n` or `\\r\\n`. A byte order mark is no part of a line.
   Raises ValueError if the file cannot be read, or is not UTF-8.
@@ -38,7 +39,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def parse_object(line: str, place: str) -> dict[str, Any]:
-  """A line of JSON; ValueError with the place if it is not, or no object."""
+  """Parses a JSON object of a line; ValueError with the place if it is none."""
   try:
     record = json.loads(line)
   except json.JSONDecodeError as error:

@@ -39,7 +39,8 @@ class Ahead:
     self._seen: collections.deque[Row] = collections.deque()
 
   def has(self, num_rows: float) -> bool:
-    """Whether there are so many more."""
+    """Returns whether at least `num_rows` more examples follow, and reads
+    them."""
     missing = max(0, int(num_rows) - len(self._seen))
     self._seen.extend(itertools.islice(self._rows, missing))
     return len(self._seen) >= num_rows
@@ -107,7 +108,8 @@ class Gammas:
     return self.settle(found).choice
 
   def settle(self, choice: ChosenGamma | None) -> 'Gammas':
-    """With the choice of the first process, of which others learn gamma."""
+    """Returns these with the choice of the first process, from which the others
+    learn gamma."""
     # `number_of_first` sends the argument of the first process to all.
     gamma = processes.number_of_first(0 if choice is None else choice.gamma)
     if choice is None or choice.gamma != gamma:

@@ -75,7 +75,7 @@ class Timed:
 
 
 def together(chunks: Sequence[Timed]) -> Timed:
-  """Several chunks as one."""
+  """Adds up several chunks, as if they were one."""
   used = [vars(chunk.utilisation) for chunk in chunks]
   added = {name: sum(each[name] for each in used) for name in used[0]}
   added['num_rows'] = used[0]['num_rows']

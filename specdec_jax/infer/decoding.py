@@ -187,7 +187,8 @@ class Job:
     return self.mesh.shape[mesh_lib.rules.DATA]
 
   def for_examples(self, num_examples: int) -> 'Job':
-    """With no more rows in a batch than so many examples have samples."""
+    """Returns the job with a batch no larger than the samples of so many
+    examples need."""
     # Of 5 rows on 4 devices: a batch of 8 at most, 2 for each.
     num_rows = num_examples * self.decoding.num_samples
     num_rows += -num_rows % self._num_parts
@@ -200,7 +201,7 @@ class Job:
     return dataclasses.replace(self, decoding=decoding)
 
   def at(self, gamma: int | None) -> 'Job':
-    """With another gamma than its own; see `Decoder.at`."""
+    """Returns the job with another gamma than its own; see `Decoder.at`."""
     if gamma is None:
       return self
     return dataclasses.replace(self, decoder=self.decoder.at(gamma))

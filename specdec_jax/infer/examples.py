@@ -21,9 +21,15 @@ from specdec_jax.text.vocabulary_files import AnyVocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """An example in tokens: its input without the last `num_cut` if that was too
-  long, and what is to be scored, if the layout says so. The index is that in
-  the task, and names the row's random stream."""
+  """An example in tokens.
+
+  Attributes:
+    index: its place in the task, which names the row's random stream.
+    example: what was read.
+    ids: the input's tokens, without the last `num_cut`.
+    num_cut: how many were too many.
+    targets: the tokens to be scored, if the layout says so.
+  """
 
   index: int
   example: Example
@@ -34,10 +40,18 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """The sizes of prompts made of examples: those of the target, and at most how
-  many input tokens and new tokens a row has; whether the new ones are the
-  example's own targets, to be scored; and how all are sampled, and those with
-  settings of their own, by these."""
+  """The sizes of prompts, and how examples become tokens.
+
+  Attributes:
+    config: the target's sizes.
+    vocabulary: the target's.
+    inputs_length: most input tokens of a row.
+    targets_length: most new tokens of a row.
+    is_scored: whether the new tokens are the example's own targets, to be
+      scored.
+    ways: how examples are sampled, by their settings as JSON; '{}' is for those
+      without any.
+  """
 
   config: families.Config
   vocabulary: AnyVocabulary
@@ -77,8 +91,8 @@ def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
 
 
 def ways(task: Task, usual: Sampling) -> dict[str, Sampling]:
-  """How a task's examples are sampled, by their settings; ValueError for one
-  that is wrong, or that all of a batch have to share."""
+  """Returns how a task's examples are sampled, by their settings; ValueError
+  for a setting that is wrong, or that all rows of a batch have to share."""
   made = {'{}': usual}
   names = option_fields.options_of(Sampling)
   for i, example in enumerate(task.read() if task.has_settings else (), 1):
@@ -98,7 +112,7 @@ def ways(task: Task, usual: Sampling) -> dict[str, Sampling]:
 
 
 def are_drawn_alike(ways: Mapping[str, Sampling]) -> bool:
-  """Whether all ways have one temperature, and the same limits."""
+  """Returns whether all ways have one temperature, and the same limits."""
   names = option_fields.field_names(Drawing)
   of = lambda way: tuple(getattr(way, name) for name in names)
   return len(set(map(of, ways.values()))) == 1
@@ -107,8 +121,8 @@ def are_drawn_alike(ways: Mapping[str, Sampling]) -> bool:
 def encode(
   task: Task, layout: Layout, shard_id: int, num_shards: int
 ) -> Iterator[Row]:
-  """The examples whose index is `shard_id` modulo `num_shards`; ValueError if
-  one has no tokens, or tokens unknown to the model."""
+  """Yields the examples whose index is `shard_id` modulo `num_shards`, in
+  tokens; ValueError if one has no tokens, or tokens unknown to the model."""
   # Of 3 shards the second has examples 1, 4, 7, ...; `merge` takes turns.
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
@@ -172,7 +186,8 @@ def _check_known(index: int, ids: tuple[int, ...], layout: Layout) -> None:
 def _trimmed(
   ids: tuple[int, ...], limit: int, ends: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """The first `limit` tokens; the last of all stays if it is one of `ends`."""
+  """Returns the first `limit` tokens; if the last of all is one of `ends`, it
+  stays the last."""
   # Texts keep their EOS when they are trimmed, as with the
   # `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
   # preprocessors decide on EOS, and T5X trims whatever they leave.
@@ -184,7 +199,8 @@ def _trimmed(
 
 
 def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
-  """Each row so many times, by the number of its own random stream."""
+  """Repeats each row `num_samples` times, each with a random stream of its
+  own."""
   return [
     # Example 7 of 3 samples: rows 21, 22 and 23, each with a stream of its own.
     dataclasses.replace(row, index=row.index * num_samples + i)
@@ -194,7 +210,8 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
-  """The function from rows, or None to fill, to a prompt of numpy arrays."""
+  """Makes the function from rows, or None to fill, to a prompt of numpy
+  arrays."""
   numbers = {settings: i for i, settings in enumerate(layout.ways)}
   ways, is_alike = [*layout.ways.values()], are_drawn_alike(layout.ways)
   process = processing.packer(
@@ -225,7 +242,8 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
 def pack_targets(
   rows: Sequence[Row | None], layout: Layout
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The targets of rows, int32 `[B, T]` and 0 beyond their lengths `[B]`."""
+  """Packs the targets of rows, int32 `[B, T]` and 0 beyond their lengths
+  `[B]`."""
   targets = [() if row is None else row.targets for row in rows]
   # Targets [5, 6] are [5, 6, 0, 0] where the longest have 4 tokens.
   tokens = np.zeros((len(rows), layout.targets_length), np.int32)

@@ -101,7 +101,7 @@ def infer(
 
 
 def _with_ways(job: Job, decoding: Decoding, task: Task) -> Job:
-  """A job that knows how each example is sampled; ValueError if it cannot."""
+  """Adds to a job how each example is sampled; ValueError if it cannot."""
   ways = examples.ways(task, job.decoder.sampling)
   job = dataclasses.replace(job, ways=ways)
   if job.is_scored or examples.are_drawn_alike(ways):

@@ -139,7 +139,8 @@ def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
 def _check_stored(
   shard: Shard, settings: Mapping[str, str]
 ) -> Mapping[str, str]:
-  """The settings that the folder of chunks has, if they are these."""
+  """Returns the settings in the folder of chunks; ValueError if they are not
+  these."""
   stored = shard.chunk_folder / _SETTINGS
   found = json.loads(stored.read_text('utf-8'))
   _check_settings(shard.chunk_folder, found, settings)

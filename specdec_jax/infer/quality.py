@@ -32,8 +32,8 @@ def bleu(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
-  """ROUGE-1, -2 and -Lsum by rouge-score, means of F1 with stems, as `rouge1`,
-  `rouge2` and `rougeLsum`. Raises as `bleu`."""
+  """Computes ROUGE-1, -2 and -Lsum by rouge-score: means of F1 with stems, as
+  `rouge1`, `rouge2` and `rougeLsum`. Raises as `bleu`."""
   # T5 reports the median of bootstrap samples of the mean, which is random;
   # this is the mean itself, which that estimates.
   _check(targets, predictions)
@@ -52,7 +52,8 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
 
 
 def exact_match(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
-  """How many predictions are their targets, in percent; raises as `bleu`."""
+  """Computes the percentage of predictions that equal their targets; raises as
+  `bleu`."""
   _check(targets, predictions)
   hits = sum(a == b for a, b in zip(targets, predictions, strict=True))
   return {'exact_match': 100 * hits / len(targets)}

@@ -88,8 +88,9 @@ def reader(
 
 
 def find(name: str, folders: Sequence[str]) -> Path:
-  """The file of a name in these folders, this package (`gin_configs/` may stand
-  before), or a Python package; a ValueError that names its like if in none."""
+  """Finds a file by its name in these folders, this package (`gin_configs/` may
+  stand before), or a Python package; ValueError, with similar names, if it is
+  in none."""
   path = user_path(name)
   places = [*dict.fromkeys(user_path(each).resolve() for each in folders)]
   is_prefixed = path.parts[:1] == (_SHIPPED,)

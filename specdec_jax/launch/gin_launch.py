@@ -89,8 +89,8 @@ def add_arguments(
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-  """`--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`; without a value it is a
-  ValueError."""
+  """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`; ValueError
+  without a value."""
   expanded = []
   for flag in argv:
     if flag.startswith(_BINDING):
@@ -182,7 +182,8 @@ def parse(configuration: Configuration) -> None:
 
 
 def bindings() -> dict[str, str]:
-  """All bindings of the last `parse`, macros included, as they are written."""
+  """Returns all bindings of the last `parse`, macros included, as they are
+  written."""
   # Values of many lines are written on one, however long it is.
   text = _import_gin().config_str(max_line_length=10**6)
   pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
@@ -190,7 +191,8 @@ def bindings() -> dict[str, str]:
 
 
 def operative_config() -> str:
-  """The bindings that were used so far, defaults included, as a gin file."""
+  """Returns the bindings that were used so far, defaults included, as a gin
+  file."""
   return _import_gin().operative_config_str()
 
 
@@ -247,7 +249,8 @@ def _opened_by(
 
 
 def _original(error: Exception) -> Exception:
-  """The error that gin has wrapped, once for every function on its way."""
+  """Returns the error that gin has wrapped, once for every function on its
+  way."""
   # Its class has the name of the one it is made of, unlike PermissionError.
   while (inner := error.__context__) is not None and (
     type(error).__mro__[1] is type(inner)

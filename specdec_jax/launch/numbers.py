@@ -24,7 +24,7 @@ def number(
 
 
 def literal(expected: str) -> Callable[[str], Any]:
-  """An argparse type: a value as Python writes it, without any names."""
+  """Makes an argparse type: a value as Python writes it, without any names."""
 
   def parse(text: str) -> Any:
     try:

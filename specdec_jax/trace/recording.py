@@ -121,7 +121,7 @@ def header(
 
 
 def init(prompt: Prompt) -> TraceState:
-  """The state before the first iteration on `prompt`."""
+  """Makes the state before the first iteration on `prompt`."""
   prompt = jax.device_get(prompt)
   lengths = prompt.decoder_lengths
   return TraceState(
@@ -176,12 +176,14 @@ def iteration_records(
 
 
 def tokens(record: Record) -> list[Record]:
-  """The tokens of an iteration: what was drafted, then the target's own."""
+  """Returns the tokens of an iteration: what was drafted, then the target's
+  own."""
   return record['drafted'] + ([record['next']] if record['next'] else [])
 
 
 def is_after_end(verdict: str) -> bool:
-  """Whether it is a drafted token's beyond the iteration's last one."""
+  """Returns whether a verdict is of a drafted token beyond the iteration's last
+  one."""
   return verdict in ('discarded', 'truncated')
 
 
@@ -191,7 +193,7 @@ def as_read(record: Record) -> list[Record]:
 
 
 def committed(record: Record) -> list[Record]:
-  """The tokens that an iteration added to the row, in order."""
+  """Returns the tokens that an iteration added to the row, in order."""
   added = ('accepted', *NEXT_VERDICTS)
   return [token for token in tokens(record) if token['verdict'] in added]
 
@@ -247,7 +249,7 @@ def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
 
 
 def summary_record(summary: Summary, **extra: object) -> Record:
-  """The last record of a complete trace."""
+  """Makes the last record of a complete trace."""
   return {
     'type': 'summary',
     **dataclasses.asdict(summary),
@@ -308,6 +310,7 @@ def _iteration_record(
 
 
 def _number(value: Array) -> float | None:
-  """The shortest decimal that is this float32; None if it is no number."""
+  """Returns the shortest decimal that is this float32; None for NaN or
+  infinity."""
   number = np.float32(value)
   return float(str(number)) if np.isfinite(number) else None

@@ -86,10 +86,11 @@ class DrafterChoice(Protocol):
 
 
 def has_model(choice: type) -> bool:
-  """Whether a kind of drafter has weights, which a model names."""
+  """Returns whether a kind of drafter has weights, which a model names."""
   return 'model' in field_names(choice)
 
 
 def has_schedule(choice: type) -> bool:
-  """Whether a kind of drafter drafts one by one, so that gamma may vary."""
+  """Returns whether a kind of drafter drafts token by token, so that gamma may
+  vary."""
   return 'schedule' in field_names(choice)

@@ -66,8 +66,8 @@ class Quantized(one_by_one.OneByOne):
 
 
 def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
-  """Which of so many layers draft, ascending; ValueError if none does, or one
-  is not there."""
+  """Returns which of `count` layers draft, ascending; ValueError if none does,
+  or one is not there."""
   every = range(count)
   try:
     match layers:
@@ -95,7 +95,7 @@ def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
 
 
 def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
-  """The sizes of a model that has these layers of a decoder alone."""
+  """Returns the sizes of a model whose decoder has only the layers `kept`."""
   sizes: dict[str, Any] = {field: len(kept)}
   # Windows are those of the first layers, and repeat.
   if windows := getattr(config, 'windows', ()):
@@ -114,7 +114,7 @@ def _params(
   *,
   is_tied: bool,
 ) -> Arrays:
-  """The parameters that draft, of a target's, or their shapes."""
+  """Takes the drafter's parameters, or their shapes, from a target's."""
   stack = target[branch] if branch else target
   # Of layers 0 and 2: what was `layers_2` is `layers_1`.
   stack = {k: x for k, x in stack.items() if not k.startswith('layers_')} | {
