@@ -86,7 +86,8 @@ class Format(NamedTuple):
 
 
 def find(path: Path) -> Format:
-  """The format of a file or folder; raises ValueError if it is of none."""
+  """Returns the format of a file or folder; raises ValueError if it is of
+  none."""
   if found := find_if_any(path):
     return found
   raise ValueError(
@@ -118,9 +119,9 @@ def read_config(
 def read_params(
   path: Path, config: AnyConfig, shardings: Shardings | None = None
 ) -> Weights:
-  """The parameters of a network, in the config's dtype or as they were packed,
-  where `shardings` says from their shapes; ValueError for others, or
-  `Family.check_params`."""
+  """Reads the parameters of a network, in the config's dtype or as they were
+  packed, onto the devices that `shardings` states for their shapes; raises
+  ValueError if they are another network's, or as `Family.check_params`."""
   found = find(path)
   if found.in_slices:
     # The shapes say where each slice is to be, before anything is read.

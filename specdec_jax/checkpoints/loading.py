@@ -119,8 +119,8 @@ def read(
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
 ) -> tuple[Any, Weights]:
-  """Sizes and parameters of the network at a path of `locate`, a whole model or
-  one that only drafts, not packed; arguments and errors are those of `load`."""
+  """Reads sizes and parameters, not packed, of the network at a path of
+  `locate`, a model or a drafter; arguments and errors are those of `load`."""
   found = formats.read_config(path, dtype, config)
   return found, formats.read_whole_params(path, found)
 
@@ -131,7 +131,7 @@ def read_config(
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
 ) -> Config:
-  """The sizes of a whole model; see `load`."""
+  """Reads the sizes of a model, not of a drafter; arguments as of `load`."""
   found = formats.read_config(path, dtype, config)
   if kind := families.drafts_for(found):
     raise ValueError(
@@ -157,8 +157,9 @@ def read_vocabulary(
 def vocabulary_of(
   path: Path, config: Config, given: AnyVocabulary | str | None = None
 ) -> AnyVocabulary:
-  """The vocabulary that is given, itself or by the path of its files, or else
-  the model's own; ValueError if there is none, or as `check_vocabulary`."""
+  """Returns the vocabulary that is given, itself or by the path of its files,
+  or else the model's own; ValueError if there is none, or as
+  `check_vocabulary`."""
   if given is None:
     found = read_vocabulary(path, num_rows=config.vocab_size)
   elif isinstance(given, str):
@@ -192,7 +193,8 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
 
 
 def is_padding(num_rows: int) -> bool:
-  """Whether embeddings can differ by so many rows and have one vocabulary."""
+  """Returns whether embeddings that differ by so many rows may have one
+  vocabulary, padded."""
   return abs(num_rows) < _MAX_PADDING
 
 

@@ -51,7 +51,8 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
 
 
 def read_weights(folder: Path) -> str | None:
-  """How the weights beside a folder's model.json are packed, if they are."""
+  """Reads how the weights beside a folder's model.json are packed; None if they
+  are whole."""
   stated = settings.read(folder / NAME)
   return stated.text('weights') if stated.has('weights') else None
 

@@ -65,8 +65,8 @@ def write_tree(folder: Path, tree: Weights) -> None:
 
 
 def text_of(folder: Path) -> str:
-  """A folder in which Orbax is to write; ValueError for a name in which it sees
-  a pattern."""
+  """Returns a folder's path as text for Orbax; ValueError for a name that it
+  would take for a pattern."""
   # It finds its own files by it, or not, or those of others.
   if glob.has_magic(str(folder)):
     raise ValueError(f'{folder}: Orbax takes *, ? and [ for patterns')

@@ -116,7 +116,8 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
 
 
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
-  """Tensor names by file; an empty list stands for all tensors of the file."""
+  """Reads which tensors each file has; an empty list stands for all of the
+  file."""
   if (folder / SINGLE_FILE).is_file():
     return {SINGLE_FILE: []}
   index_path = folder / _INDEX
@@ -187,8 +188,8 @@ def read_params(
 def without_copy(
   folder: Path, handles: Tensors, name: str, *, of: str
 ) -> Tensors:
-  """`handles` without the logits of tied embeddings, which some folders have
-  all the same; ValueError if they are no copy."""
+  """Drops from `handles` the logits of tied embeddings, which some folders have
+  all the same; ValueError if they are no copy of the embeddings."""
   kept = dict(handles)
   copy = kept.pop(name, None)
   # Whoever reads the other says if it is missing.

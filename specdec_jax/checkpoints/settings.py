@@ -108,7 +108,7 @@ class Settings:
     return self._read(key, default, _all(_is_finite), 'a list of numbers')
 
   def flag(self, key: str, default: bool | None = None) -> bool:
-    """True or false, not a string such as 'true'."""
+    """Reads true or false, not a string such as 'true'."""
     return self._read(key, default, lambda v: type(v) is bool, 'true or false')
 
   def text(self, key: str, default: str | None = None) -> str:
@@ -125,7 +125,7 @@ class Settings:
     return self._read(key, default, is_right, 'a list of integers from 0 on')
 
   def ids(self, key: str, vocab_size: int | None = None) -> list[int]:
-    """Token ids, as a list or a single number; empty if absent."""
+    """Reads token ids, a list or a single number; empty if absent."""
     most = MAX_COUNT if vocab_size is None else vocab_size - 1
 
     is_id = _is_id(most)
@@ -161,7 +161,7 @@ class Settings:
     return dataclasses.replace(self, values=value, section=section)
 
   def build(self, make: Callable[..., _Built], **fields: object) -> _Built:
-    """`make(**fields)`, with the file named in any ValueError."""
+    """Calls `make(**fields)`, and names the file in any ValueError."""
     try:
       return make(**fields)
     except (TypeError, ValueError) as error:  # An unknown field, a bad value.
@@ -213,5 +213,6 @@ def read(path: Path) -> Settings:
 
 
 def read_if_any(path: Path) -> Settings:
-  """The JSON object in a file, or an empty one if there is no such file."""
+  """Reads the JSON object in a file, or an empty one if there is no such
+  file."""
   return read(path) if path.is_file() else Settings(path=str(path), values={})

@@ -31,7 +31,7 @@ _Result = TypeVar('_Result')
 
 
 def kvstore(folder: Path) -> dict[str, str]:
-  """Where tensorstore finds what lies in a folder, on a disk or in a bucket."""
+  """Returns tensorstore's spec of a folder, on a disk or in a bucket."""
   if is_in_bucket(folder):
     # `gs://name/a/b` is the key `a/b` in the bucket `name`.
     bucket, _, key = str(folder).removeprefix('gs://').partition('/')
@@ -96,7 +96,7 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
 
 
 def describe(stored: Stored) -> jax.ShapeDtypeStruct:
-  """Shape and dtype of a stored array."""
+  """Returns shape and dtype of a stored array."""
   dtype = getattr(stored.dtype, 'numpy_dtype', stored.dtype)
   return jax.ShapeDtypeStruct(stored.shape, dtype)
 
@@ -134,7 +134,8 @@ def read_tree(
 def in_threads(
   function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> list[_Result]:
-  """The function's results, in the order of the items, by a few threads."""
+  """Calls the function for all items, by a few threads; returns results in
+  their order."""
   # Reading waits for disks, and casting leaves Python's lock.
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
@@ -142,7 +143,7 @@ def in_threads(
 
 
 def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
-  """One array, or this process's slices of it, each read once."""
+  """Reads one array, or this process's slices of it, each once."""
   # Devices that hold copies of a slice ask for it one after the other.
   shape = tuple(stored.shape)
   read_before: dict[tuple, np.ndarray] = {}

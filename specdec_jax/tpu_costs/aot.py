@@ -79,8 +79,8 @@ class ProgramCost:
 
 
 def find_slice(name: str) -> Slice:
-  """The slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`; raises
-  ValueError if there is none, ImportError if libtpu is not installed."""
+  """Returns the slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`;
+  raises ValueError if there is none, ImportError if libtpu is not installed."""
   # A chip, and the chips along each axis of the slice.
   match = re.fullmatch(r'([a-z0-9]+):(\d+(?:x\d+){0,2})', name)
   chip = CHIPS.get(match[1]) if match else None
@@ -120,9 +120,9 @@ class Job(NamedTuple):
 
 
 def compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
-  """The jobs compiled, two at a time, each with the seconds that it took, and
-  with a bar meanwhile. Raises ValueError if one does not fit in the memory of
-  its devices."""
+  """Compiles the jobs, two at a time, and shows a bar meanwhile; returns each
+  with the seconds that it took. Raises ValueError if one does not fit in the
+  memory of its devices."""
 
   def finish(lowered: Any) -> tuple[Any, float]:
     started = time.perf_counter()
@@ -177,9 +177,14 @@ def price(
   num_partitions: Sequence[int],
   context: float = math.inf,
 ) -> list[ProgramCost]:
-  """The costs of programs of `compile_all`, on one scale; `num_partitions` says
-  of each how many chips take part in its collectives, and `context` how many
-  entries of a cache its longest row has, infinity for a full cache."""
+  """Prices programs of `compile_all` on one scale.
+
+  Args:
+    programs: of `compile_all`.
+    chip: what they run on.
+    num_partitions: how many chips take part in the collectives of each program.
+    context: entries of a cache that its longest row fills; infinity for all.
+  """
   costs = [hlo.Program(each.as_text(), context).cost() for each, _ in programs]
   # What the compiler expects of the least instructions, in any of them: the
   # cheapest tenth, as dearer ones wait for memory or multiply.
@@ -227,7 +232,8 @@ def price(
 def _collective_seconds(
   num_bytes: float, num_partitions: int, chip: Chip
 ) -> float:
-  """A ring's all-reduce, which the other collectives are bounded by."""
+  """Returns the seconds of a ring's all-reduce, an upper bound of other
+  collectives."""
   # A ring of n chips passes each byte on n - 1 times to add, and n - 1 times to
   # share the sum; every hop carries 1 / n of the array.
   hops = 2 * (num_partitions - 1)

@@ -94,7 +94,7 @@ class Cost:
     return Cost(*(getattr(self, n) + getattr(other, n) for n in names))
 
   def times(self, count: int) -> 'Cost':
-    """The cost of `count` runs."""
+    """Returns the cost of `count` runs."""
     return dataclasses.replace(
       self,
       memory_bytes=self.memory_bytes * count,
@@ -129,7 +129,7 @@ class Program:
       raise ValueError('the text holds no ENTRY computation of an HLO module')
 
   def cost(self, name: str = '') -> Cost:
-    """The cost of one run, or of one of a computation."""
+    """Returns the cost of one run, or of one of the computation `name`."""
     name = name or self.entry
     instructions = self.computations[name].values()
     costs = (self._instruction_cost(name, each) for each in instructions)
@@ -256,7 +256,7 @@ class Program:
 
 
 def parse(line: str) -> Instruction:
-  """An instruction from its line."""
+  """Parses an instruction of one line."""
   found = _LINE.match(line.strip())
   if not found:
     raise ValueError(f'no instruction: {line.strip()[:80]}')

@@ -1,10 +1,9 @@
 """What a decoder costs on a TPU slice that need not be there.
 
-The parts of an iteration are compiled apart, of shapes that lie where the
-project's sharding rules put them: a plain step, the loop's step for some widths
-without the drafting, and the drafter's steps; then the loop's step and the
-whole draft of trees of as many nodes. Their memory is held against the chip's
-before and after.
+The parts of an iteration are compiled one by one, for arrays placed by the
+project's sharding rules: a plain step; the loop's step without drafting, for
+some widths and for trees of as many nodes; and the drafter's steps, for chains
+and for each tree. Their memory is compared with the chip's before and after.
 """
 
 import dataclasses
@@ -60,8 +59,9 @@ class Shapes:
 
 
 def shapes_of(workload: Workload, length: Length) -> Shapes:
-  """The decoder with drafts of a length; a drafter that does not divide over
-  the mesh is replicated. ValueError if the target or the batch does not."""
+  """Makes the decoder's program for drafts of a length; a drafter that does not
+  divide over the mesh is replicated. ValueError if the target or the batch does
+  not."""
   decoder, mesh = workload.decoder, workload.mesh
   seen = decoder.seen
   if isinstance(length, Tree):
@@ -124,7 +124,7 @@ def _prompt(workload: Workload) -> Prompt:
 
 
 def lying(tree: _Tree, shardings: Any) -> _Tree:
-  """A tree of shapes that lie where a tree of shardings says."""
+  """Returns a tree of shapes with the shardings of another tree."""
 
   def put(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
@@ -133,7 +133,8 @@ def lying(tree: _Tree, shardings: Any) -> _Tree:
 
 
 def _as_state(workload: Workload, tree: _Tree) -> _Tree:
-  """A tree of shapes, rows first in each, that lies as the loop's state."""
+  """Returns a tree of shapes, rows first in each, sharded as the loop's
+  state."""
   return lying(tree, mesh_lib.state_shardings(workload.mesh, tree))
 
 
@@ -233,8 +234,8 @@ def costs_of(
 def part_jobs(
   workload: Workload, whole: Shapes, max_gamma: int, shapes: Iterable[Tree]
 ) -> dict[str, Job]:
-  """The programs of `pair_costs` by name: target calls by width; a draft of one
-  token, and a further one, or where there is no chain a draft of all; target
+  """Makes the programs of `pair_costs`, by name: target calls by width; a draft
+  of one token, and a further token, or without a chain a draft of all; target
   call and draft of each tree."""
   decoder = workload.decoder
   jobs = {
@@ -257,8 +258,8 @@ def part_jobs(
 
 
 def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
-  """The trees that are compiled: for each width beyond 1 the best of as many
-  nodes where only a typical alpha is known; those that the drafter drafts."""
+  """Returns the trees to compile: for each width beyond 1 the best of as many
+  nodes under a typical alpha, if the drafter drafts it."""
   rates = tree_theory.assumed_rates(tree_theory.DEFAULT_ALPHA)
   sizes = [width - 1 for width in widths_to_time(max_gamma)]
   # A width of 4 is the root and 3 nodes.
@@ -267,7 +268,8 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
 
 
 def _drafts(decoder: Decoder, tree: Tree) -> bool:
-  """Whether a decoder's drafter drafts this tree, and no other in its place."""
+  """Returns whether a decoder's drafter drafts this tree, and no other in its
+  place."""
   greedy = dataclasses.replace(decoder.seen, sampling=Sampling())
   try:
     return decoder.choice.make(greedy, tree).drafter.tree == tree
@@ -276,8 +278,8 @@ def _drafts(decoder: Decoder, tree: Tree) -> bool:
 
 
 def target_step(shapes: Shapes, width: int, tree: Tree | None = None) -> Job:
-  """A step of the loop on drafts that cost nothing, chains or trees; at width 1
-  a plain one."""
+  """Makes a step of the loop whose drafts, chains or trees, cost nothing; at
+  width 1 it is a plain step."""
   program = shapes.program
   method = dataclasses.replace(
     program.method, drafter=stopwatch.always_full(width - 1, tree=tree)
@@ -291,7 +293,7 @@ def target_step(shapes: Shapes, width: int, tree: Tree | None = None) -> Job:
 
 
 def _draft(shapes: Shapes, drafter: Drafter) -> Job:
-  """A draft: the call that catches up, and all that is drawn after it."""
+  """Makes a draft: the call that catches up, and all tokens drawn after it."""
 
   def step(params, cache, keys, context, *seen):
     return drafter.propose(params, keys, context, cache, *seen)
@@ -303,7 +305,7 @@ def _draft(shapes: Shapes, drafter: Drafter) -> Job:
 
 
 def _further_draft(shapes: Shapes, chain: Chain) -> Job:
-  """One call for one position, and a token drawn after it."""
+  """Makes one call for one position, and draws a token after it."""
   params, state = shapes.program.params.drafter, shapes.program.state
   to_probs = shapes.program.method.logits_to_probs
 
@@ -325,13 +327,13 @@ def _further_draft(shapes: Shapes, chain: Chain) -> Job:
 
 
 def _in_place(step: Callable[..., Any], *args: Any) -> Part:
-  """A program that may overwrite its second argument, the cache."""
+  """Makes a program that may overwrite its second argument, the cache."""
   return Part(jax.jit(step, donate_argnums=1), args)
 
 
 def _per_token(one: ProgramCost, many: ProgramCost, more: int) -> ProgramCost:
-  """What each of so `many` tokens more than `one` costs; nothing if the
-  compiler found the longer draft no dearer."""
+  """Returns the cost of each of the `more` tokens by which `many` exceeds
+  `one`; 0 where the compiler found the longer draft no dearer."""
   least = vars(one)
   return ProgramCost(
     **{k: max(x - least[k], 0) / more for k, x in vars(many).items()}

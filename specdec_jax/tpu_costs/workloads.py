@@ -68,8 +68,8 @@ class Workload:
 
 
 def default_num_partitions(slice_: Slice, batch_size: int) -> int:
-  """The mesh's default, or more chips per copy where the batch has too few
-  rows to go round."""
+  """Returns the mesh's default, or more chips per copy where the batch has too
+  few rows for all copies."""
   # Of 8 chips and 2 rows: 4 chips share a copy, and each copy has a row.
   size = len(slice_.devices)
   partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
@@ -88,14 +88,14 @@ def decoder_of(
   cache_dtype: str | None = None,
   options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Decoder:
-  """A decoder without weights, sampled at temperature 1.
+  """Makes a decoder without weights, sampled at temperature 1.
 
   `target` is a name of `models.presets`, `drafter` one of
   `assembly.drafters.DRAFTERS`, and `draft` the sizes of its network: a name of
   `presets` that is for it, or a folder; None for a drafter without weights.
-  `weights` and `cache_dtype` are as for `Model`, and `options` has what the
-  drafter is told. ValueError if there are no such sizes, or they do not fit the
-  target.
+  `weights` and `cache_dtype` are as for `Model`, and `options` are the
+  drafter's. Raises ValueError if there are no such sizes, or they do not fit
+  the target.
   """
   model = Model(
     checkpoint=target,

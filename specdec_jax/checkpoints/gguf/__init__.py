@@ -192,7 +192,7 @@ def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
 
 
 def _rope_factor(values: Settings, kind: str) -> float:
-  """By what positions of layers without a window are divided."""
+  """Reads by what positions of layers without a window are divided."""
   key = 'rope.scaling.type'
   scaling = values.text(key, 'none')
   if scaling == 'none':
@@ -212,8 +212,8 @@ def _architecture(file: GgufFile) -> str:
 
 
 def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
-  """The tree of the network in a file, in the config's dtype; ValueError if a
-  tensor is not that of the network, of an unknown type, or not finite."""
+  """Reads the tree of the network in a file, in the config's dtype; ValueError
+  if a tensor is not that of the network, of an unknown type, or not finite."""
   file = container.open_gguf(path)
   architecture = _architecture(file)
   is_gemma = architecture in _GEMMAS
@@ -238,7 +238,8 @@ def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
 
 
 def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes, by its name in a GGUF file."""
+  """Lists every parameter of a model of these sizes, by its name in a GGUF
+  file."""
   return parameters.named(config, _NAMES, 'blk.{}')
 
 

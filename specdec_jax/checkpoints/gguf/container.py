@@ -125,7 +125,7 @@ def open_gguf(path: Path) -> GgufFile:
 def _read_header(
   data: 'np.ndarray | Ranges',
 ) -> tuple[Json, dict[str, TensorInfo]]:
-  """The metadata, and where tensors lie."""
+  """Reads the metadata, and where tensors lie."""
   # The header does not say how long it is: that of an object in a bucket is
   # read again, larger, until it is whole.
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
@@ -192,8 +192,9 @@ def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:
-  """One tensor, dequantised: float32 of its shape, in memory of its own. Raises
-  ValueError if its type cannot be, or it holds a NaN or an infinity."""
+  """Reads and dequantises one tensor: float32 of its shape, in memory of its
+  own. Raises ValueError if its type cannot be dequantised, or it holds a NaN or
+  an infinity."""
   gguf, info = _import_gguf(), file.tensors[name]
   quantization, block_size, block_bytes = _blocks(name, info)
   result = np.empty(math.prod(info.shape), np.float32)

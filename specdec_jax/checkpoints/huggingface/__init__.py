@@ -205,7 +205,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
-  """End-of-text ids that generation_config.json states, else config.json."""
+  """Reads the end-of-text ids of generation_config.json, or else of
+  config.json."""
   # An empty list in the first file is none: the second is asked.
   for name in (_GENERATION, CONFIG):
     values = settings.read_if_any(folder / name)
@@ -236,8 +237,9 @@ def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
 
 
 def tokenizer_settings(folder: Path) -> Settings:
-  """tokenizer_config.json, under what special_tokens_map.json has in folders
-  of earlier transformers: those whose added tokens are not in the former."""
+  """Reads tokenizer_config.json. In folders of earlier transformers, those
+  whose added tokens are not in that file, special_tokens_map.json overrides
+  it."""
   values = settings.read_if_any(folder / 'tokenizer_config.json')
   special = settings.read_if_any(folder / 'special_tokens_map.json')
   if values.has(_ADDED) or not special.values:
@@ -279,7 +281,8 @@ def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
 
 
 def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
-  """Where tokens stand by the names that chat templates have for them."""
+  """Returns where each token is stated, by the name that chat templates have
+  for it."""
   # Names such as `image_token` may be anywhere at the top, or grouped below.
   places = {role: (values, role) for role in _ROLES if values.has(role)}
   for key, value in values.values.items():
@@ -293,7 +296,8 @@ def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
 
 
 def _token(values: Settings, key: str) -> Json:
-  """A token that is written as its text, or as an object that has it."""
+  """Reads a token that is written as its text, or as an object with the
+  text."""
   if not isinstance(values.values.get(key), dict):
     return {'content': values.text(key)}
   values = values.at(key)
@@ -304,7 +308,7 @@ def _token(values: Settings, key: str) -> Json:
 
 
 def _read_chat_templates(folder: Path, values: Settings) -> dict[str, str]:
-  """Chat templates by name: `default`, and others such as `tool_use`."""
+  """Reads chat templates by name: `default`, and others such as `tool_use`."""
   path = folder / 'chat_template.jinja'
   if path.is_file():
     try:

@@ -164,7 +164,8 @@ def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
 
 
 def _feature_layers(values: Settings) -> tuple[int, ...]:
-  """The target's layers whose inputs are read; empty for the usual three."""
+  """Reads which layers of the target have their inputs read; empty for the
+  usual three."""
   # SGLang's `eagle_config` names layers by their outputs, and the output of
   # layer N is the input of layer N + 1; vLLM's key at the top names the inputs.
   nested = values.at(_NESTED)
@@ -178,7 +179,7 @@ def _feature_layers(values: Settings) -> tuple[int, ...]:
 
 
 def _last_norm(values: Settings, names: Collection[str]) -> dict[str, bool]:
-  """What `norm_output` means, which depends on who wrote the file."""
+  """Reads `norm_output`, whose meaning depends on who wrote the file."""
   # To SpecForge, for which it is true by default, a norm before the logits; to
   # vLLM, that the normed state is fed back.
   if any(name.startswith(_LAYER) for name in names):
@@ -195,8 +196,9 @@ def _usual_name(name: str) -> str:
 
 
 def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
-  """The tensors of a folder that the network needs, and its parameters, by
-  their names in the file; raises ValueError where the rest is the target's."""
+  """Returns the tensors of a folder that the network needs, and its parameters,
+  by their names in the file; raises ValueError if the folder leaves others to
+  the target."""
   # By SafeAILab's name, what the file calls each tensor.
   found: dict[str, str] = {}
   for name in tensors:
@@ -240,8 +242,8 @@ def from_file(config: EagleConfig, params: Weights) -> Weights:
 
 
 def to_file(config: EagleConfig, params: Weights) -> Weights:
-  """The reverse of `from_file`, and which tokens of the target are drafted; of
-  a drafter of all tokens, logits in their order."""
+  """Reverses `from_file`, and adds which tokens of the target are drafted; for
+  a drafter of all tokens, sorts the logits by token instead."""
   # And back; of a whole vocabulary [2, 0, 1] the logits' columns are sorted, as
   # no reader has ids beside it.
   ids = np.asarray(params[_IDS], np.int64)

@@ -138,7 +138,7 @@ def _windows(
 
 
 def _rope(values: Settings) -> dict[str, float]:
-  """Rotary positions that are alike in all layers: Gemma 2's."""
+  """Reads rotary positions that are alike in all layers: Gemma 2's."""
   for place in (values.at('rope_parameters'), values.at('rope_scaling')):
     if _rope_factor(place) != 1.0:
       place.refuse('factor', 'none: the positions of a Gemma 2 are not scaled')
@@ -148,7 +148,7 @@ def _rope(values: Settings) -> dict[str, float]:
 
 
 def _rope_by_layer(values: Settings) -> dict[str, float]:
-  """Rotary positions of full and of sliding layers: Gemma 3's."""
+  """Reads rotary positions of full and of sliding layers: Gemma 3's."""
   place = values.at('rope_parameters')
   full, local = place.at(FULL), place.at(SLIDING)
 
@@ -170,7 +170,8 @@ def _rope_by_layer(values: Settings) -> dict[str, float]:
 
 
 def _rope_factor(place: Settings) -> float:
-  """By what positions are divided; ValueError if they are scaled otherwise."""
+  """Reads by what positions are divided; ValueError if they are scaled
+  otherwise."""
   key = 'rope_type' if place.has('rope_type') else 'type'
   kind = place.text(key, 'default')
   if kind == 'linear':
@@ -183,7 +184,8 @@ def _rope_factor(place: Settings) -> float:
 
 
 def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
-  """The tensors of a folder that the network needs, and its parameters."""
+  """Returns the tensors of a folder that the network needs, and its
+  parameters."""
   # One that also sees has its text below `language_model`, and images beside.
   wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'
   for prefix, name in _TEXT_BRANCHES.items():
@@ -202,7 +204,7 @@ def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
 
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes, by Hugging Face's name."""
+  """Lists every parameter of a model of these sizes, by Hugging Face's name."""
   return parameters.named(config, NAMES, 'model.layers.{}')
 
 

@@ -129,8 +129,9 @@ def check_supported(values: Settings, kind: str) -> None:
 def rope_place(
   values: Settings, key: str, *, is_spread: bool = False
 ) -> Settings:
-  """Where a rotary setting is: transformers 4 has some at the top of the file,
-  transformers 5 all in rope_parameters, unless there is a rope_scaling."""
+  """Returns the section with a rotary setting: transformers 4 has some at the
+  top of the file, transformers 5 all in rope_parameters, unless there is a
+  rope_scaling."""
   scaling = values.at('rope_scaling')
   place = scaling if scaling.values else values.at('rope_parameters')
   return values if is_spread and not place.has(key) else place
@@ -196,7 +197,8 @@ def _windows(
 
 
 def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
-  """The tensors of a folder that the network needs, and its parameters."""
+  """Returns the tensors of a folder that the network needs, and its
+  parameters."""
   # Tables of frequencies, which early versions of transformers saved.
   kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
   if config.is_tied:
@@ -207,7 +209,7 @@ def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
 
 
 def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes, by Hugging Face's name."""
+  """Lists every parameter of a model of these sizes, by Hugging Face's name."""
   return parameters.named(config, NAMES, 'model.layers.{}')
 
 
@@ -238,7 +240,7 @@ def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
 def counts_json(
   config: LlamaConfig | EagleConfig | GemmaConfig, num_layers: int
 ) -> Json:
-  """The reverse of `counts`, and what else all stacks of layers have."""
+  """Reverses `counts`, and adds what else all stacks of layers have."""
   return {
     **{key: getattr(config, field) for field, key in _COUNTS.items()},
     'num_hidden_layers': num_layers,
@@ -258,7 +260,7 @@ def _kind(config: LlamaConfig) -> str:
 
 
 def _rope_scaling_json(scaling: RopeScaling | None) -> Json | None:
-  """`rope_scaling` as in config.json."""
+  """Writes `rope_scaling` as in config.json."""
   if scaling is None:
     return None
   stated = dataclasses.asdict(scaling)

@@ -109,7 +109,8 @@ def _check_ids(place: Settings) -> None:
 
 
 def needed(folder: Path, config: T5GemmaConfig, tensors: Tensors) -> Needed:
-  """The tensors of a folder that the network needs, and its parameters."""
+  """Returns the tensors of a folder that the network needs, and its
+  parameters."""
   kept = safetensors_folder.without_copy(
     folder, tensors, _LOGITS, of=_EMBEDDINGS
   )
@@ -117,7 +118,7 @@ def needed(folder: Path, config: T5GemmaConfig, tensors: Tensors) -> Needed:
 
 
 def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes, by Hugging Face's name."""
+  """Lists every parameter of a model of these sizes, by Hugging Face's name."""
 
   def name_of(path: str) -> str:
     # `decoder/layers_0/mlp/wo` is `model.decoder.layers.0.mlp.down_proj`.

@@ -75,7 +75,7 @@ def read_target(path: Path | str, expected: Weights) -> Weights:
 
 
 def open_target(folder: Path) -> dict[str, Stored]:
-  """The stored parameters of a checkpoint that `find` found, by name."""
+  """Opens the stored parameters of a checkpoint that `find` found, by name."""
   if _layout(folder) == 'legacy':
     return legacy.open_target(folder)
   arrays = orbax.open_tree(folder / _STATE, 'target/')
@@ -85,8 +85,8 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
 
 def read_step(path: Path | str) -> int:
-  """Training steps taken, as the checkpoint itself says; raises ValueError if
-  it is unfinished or damaged."""
+  """Reads the training steps taken from the checkpoint itself; raises
+  ValueError if it is unfinished or damaged."""
   folder = find(path)
   if _layout(folder) == 'legacy':
     stored = legacy.open_step(folder)
@@ -127,7 +127,8 @@ def write_target(
 
 
 def layout_of(path: Path | str) -> Layout | None:
-  """Which of the two formats a finished checkpoint is of; None without one."""
+  """Returns in which of the two formats a finished checkpoint is; None without
+  one."""
   try:
     return _layout(find(path))
   except ValueError:
@@ -135,14 +136,16 @@ def layout_of(path: Path | str) -> Layout | None:
 
 
 def folders(path: Path | str) -> tuple[Path, Path]:
-  """Where files about a checkpoint can be: in its folder, or the one above."""
+  """Returns where files about a checkpoint can be: in its folder, or the one
+  above."""
   checkpoint = find(path)
   return checkpoint, checkpoint.parent
 
 
 def find(path: Path | str) -> Path:
-  """The folder of a checkpoint: `path` itself, that of the file `checkpoint`,
-  or the newest step in it. Raises ValueError without a finished one."""
+  """Finds the folder of a checkpoint: `path` itself, that of the file
+  `checkpoint`, or the newest step in it. Raises ValueError without a finished
+  one."""
   folder = user_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent

@@ -23,7 +23,8 @@ _CHUNK_ELEMENTS = 2**22
 
 
 def _read_index(folder: Path) -> Json:
-  """The trees `state` and `target` of a checkpoint, with specs for arrays."""
+  """Reads the trees `state` and `target` of a checkpoint, with specs for
+  arrays."""
   path = folder / FILE
   try:
     contents = serialization.msgpack_restore(path.read_bytes())
@@ -47,7 +48,7 @@ def _read_index(folder: Path) -> Json:
 
 
 def open_step(folder: Path) -> Stored | None:
-  """Training steps taken, or None if the checkpoint does not say; raises
+  """Reads the training steps taken, None if the checkpoint does not say; raises
   ValueError if the file is damaged, or they are no number."""
   step = _read_index(folder).get('state', {}).get('step')
   if not isinstance(step, int | np.ndarray | np.generic | None):
@@ -84,7 +85,7 @@ def _leaves(tree: Json) -> Json:
 
 
 def _local_spec(folder: Path, name: str, spec: Any) -> Json:
-  """A written spec as one of a local zarr, with what must hold of it."""
+  """Rewrites a stored spec for the zarr in this folder, and checks it."""
   is_spec = (
     isinstance(spec, dict)
     and isinstance(spec.get('kvstore'), dict)

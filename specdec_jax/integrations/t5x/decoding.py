@@ -252,12 +252,12 @@ def speculative_decode(
   initial_index: Array | None = None,
   **speculation: Any,
 ) -> tuple[Array, Array]:
-  """A `decode_fn` for T5X's own models, with every drafter but 'model': tokens
-  int32 `[B, 1, L]` and scores float32 `[B, 1]`.
+  """Decodes as a `decode_fn` of T5X's own models, with every drafter but
+  'model'; returns tokens int32 `[B, 1, L]` and scores float32 `[B, 1]`.
 
   Arguments are T5X's, and those of `Speculation`, whose sampling is by default
   what gin binds for T5X's `temperature_sample`. `inputs` are forced tokens, see
-  `prompt_of`; of `tokens_to_logits` see `contract.reach`. ValueError for more
+  `prompt_of`; for `tokens_to_logits` see `contract.reach`. ValueError for more
   decodes than one, scanned layers, other networks, or the drafter 'model'.
   """
   # The compiler drops `cache`, and T5X's encoder pass.

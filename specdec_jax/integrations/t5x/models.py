@@ -49,7 +49,7 @@ class _Speculative:
     )
 
   def get_initial_variables(self, *args: object, **kwargs: object) -> Any:
-    """Those of the target, and of the draft model under 'draft'."""
+    """Makes those of the target, and of the draft model under 'draft'."""
     # T5X partitions and restores what is in here: one tree has both models.
     model: Any = super()
     variables = model.get_initial_variables(*args, **kwargs)

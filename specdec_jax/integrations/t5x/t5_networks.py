@@ -152,7 +152,8 @@ def _of_target_alone(
   target_state_dict: Weights,
   **is_resuming: bool,
 ) -> Weights:
-  """A transformation's result, without the draft model in what it sees."""
+  """Applies a transformation to states without their draft model, and puts that
+  back into the result."""
   state_dict, draft = _parted(state_dict)
   target_state_dict, _ = _parted(target_state_dict)
   result = transform(state_dict, target_state_dict, **is_resuming)
@@ -162,7 +163,8 @@ def _of_target_alone(
 
 
 def _parted(state_dict: Weights) -> tuple[Weights, Weights]:
-  """A state without its draft model, and the draft model by its name."""
+  """Splits a state into itself without the draft model, and the draft model by
+  its name."""
   # Copies down to where the draft model is taken out: T5X still has the state.
   state_dict = flax.core.unfreeze(state_dict)
   target = dict(state_dict['target'])
