@@ -71,7 +71,11 @@ def compiled(
     if pattern is None:
       return None
     assert vocabulary is not None
-    return grammars.compiled(pattern, vocabulary)
+    try:
+      return grammars.compiled(pattern, vocabulary)
+    except ValueError as error:
+      given = 'json_schema' if way.regex is None else f'regex {way.regex!r:.60}'
+      raise ValueError(f'{given}: {error}') from error
 
   return [*map(automaton, ways)]
 

@@ -32,6 +32,8 @@ def by_text(
     name: value
     for name, value in given.items()
     if _depth(value) > _DEPTHS.get(name, 0)
+    # No list that is a value of one text has None in it.
+    or (isinstance(value, list) and None in value and len(value) == num_texts)
   }
   for name, value in lists.items():
     if len(value) != num_texts:

@@ -194,6 +194,17 @@ def test_other_processors_compile_nothing(decoder, compiled_events):
   assert compiled_events == []
 
 
+def test_some_texts_may_have_none_of_a_setting_that_is_a_list(decoder):
+  texts = TEXTS[:1] * 2
+  found = generate(decoder, texts, forced_eos_token_id=[2, None])
+  alone = generate(decoder, texts, forced_eos_token_id=[[2], []])
+  assert [x.tokens for x in found] == [x.tokens for x in alone]
+  assert found[0].tokens[-1] == 2 != found[1].tokens[-1]
+  # What a program makes of a table, though nothing stands in it.
+  same = generate(decoder, texts, bad_words_ids=[None, None])
+  assert same[0].tokens == found[1].tokens
+
+
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
