@@ -127,9 +127,7 @@ class DecodeSettings(Options):
       given = dict.fromkeys(LIMITS) | given
     made = dataclasses.replace(usual, **given)
     made.check_is_used()
-    least, most = made.min_new_tokens or 0, self.max_new_tokens
-    if least > most:
-      raise ValueError(f'min_new_tokens {least} exceeds max_new_tokens {most}')
+    made.check_has_room('max_new_tokens', self.max_new_tokens)
     return made
 
 

@@ -101,6 +101,11 @@ class Sampling(Options):
     draws = {name: getattr(self, name) for name in ('temperature', *LIMITS)}
     return logits.standardize(**draws, vocab_size=vocab_size)
 
+  def check_has_room(self, name: str, most: int) -> None:
+    """Raises ValueError if texts must be longer than a limit of this name."""
+    if (least := self.min_new_tokens or 0) > most:
+      raise ValueError(f'min_new_tokens {least} exceeds {name} {most}')
+
   def check_is_used(self) -> None:
     """Raises ValueError for a limit that changes nothing at temperature 0."""
     for name in LIMITS:

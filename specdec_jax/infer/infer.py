@@ -104,6 +104,8 @@ def _with_ways(job: Job, decoding: Decoding, task: Task) -> Job:
   """Adds to a job how each example is sampled; ValueError if it cannot."""
   ways = examples.ways(task, job.decoder.sampling)
   job = dataclasses.replace(job, ways=ways)
+  for way in () if job.is_scored else ways.values():
+    way.check_has_room("TASK_FEATURE_LENGTHS' targets", job.targets_length)
   if job.is_scored or examples.are_drawn_alike(ways):
     return job
   reason = 'draws nothing: give examples no temperature of their own'

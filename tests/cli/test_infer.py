@@ -592,6 +592,8 @@ def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
     lines[2]['min_new_tokens'] = -1
     path.write_text('\n'.join(map(json.dumps, lines)))
     assert_refused(infer(f'--gin.find.settings_fields={fields}'), words)
+  long = argv(t5, task, tmp_path / 'no', Decoding__min_new_tokens=999)
+  assert_refused(run(*long), "min_new_tokens 999 exceeds TASK_FEATURE_LENGTHS'")
 
 
 def test_examples_have_temperatures_of_their_own(once, run, t5, task, tmp_path):
