@@ -23,9 +23,6 @@ from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
 Made = TypeVar('Made')
-# Drafters with the same gamma on the command line where it is not chosen; the
-# others know their own.
-_GAMMA_OF_ALL = ('prompt_lookup', 'suffix', 'ngram', 'uniform', 'model')
 # Of a line of prompts, for whoever reads it beside `specdec`.
 _LABELS = ('id', 'task')
 
@@ -105,9 +102,6 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
     for flag in ('draft_model', 'draft_dtype', 'draft_config'):
       if getattr(args, flag):
         raise ValueError(f'--{flag} is for drafters with weights, not {name}')
-  is_said = args.gamma is not None or args.tree is not None
-  if name in _GAMMA_OF_ALL and not is_said and (args.adaptive or not is_auto):
-    fixed['gamma'] = options.GAMMA
   made = chosen('drafter', DRAFTERS, name, vars(args), **fixed)
   length = made.length
   if is_auto or not isinstance(length, Auto) or length.usual is None:

@@ -15,8 +15,6 @@ from specdec_jax.models.presets import DTYPES
 Group = argparse._ArgumentGroup
 
 DEFAULT_MODEL = 'smollm2-135m'
-# Drafted tokens at most, where gamma is neither said nor chosen.
-GAMMA = 8
 SIZES = 'of a T5X checkpoint: a name such as t5_1_1_small, or a model.json'
 # Arguments of `--dtype`.
 DTYPE: Mapping[str, Any] = {'choices': DTYPES, 'default': 'float32'}
@@ -59,6 +57,7 @@ class Parser(argparse.ArgumentParser):
 
   def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
     """Refuses the rest at once, so that a subcommand names itself."""
+    self._given = [word.split('=')[0] for word in args or ()]
     # argparse would have the parser of `specdec` say so, which has no options.
     found, rest = super().parse_known_args(args, namespace)
     if rest:
@@ -75,12 +74,19 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'
+    gin = '--gin_bindings='  # As `gin_launch.expand` writes it.
+    if gin in message:
+      message = message.replace(gin, '--gin.')
+      message += '; gin is for infer and train'
     # From "unrecognized arguments: --gama=3" to "--gama", and from there to
-    # "--gamma".
-    if message.startswith('unrecognized'):
-      flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
-      flag = flag.split('=')[0]
-      message += did_you_mean(flag, self._option_string_actions, cutoff=0.7)
+    # "--gamma"; or what is required is missing because of the slip.
+    names, is_missing = self._option_string_actions, 'required' in message
+    is_known = lambda flag: any(name.startswith(flag) for name in names)
+    flags = [word for word in self._given if word.startswith('--')]
+    slip = next((flag for flag in flags if not is_known(flag)), None)
+    if slip and (is_missing or message.startswith('unrecognized')):
+      message += f'; {slip} is unknown' if is_missing else ''
+      message += did_you_mean(slip, names, cutoff=0.7)
     self.exit(
       2, f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
     )

@@ -172,7 +172,7 @@ def apply_chat_template(
   """
   if vocabulary.chat_template is None:
     raise ValueError(
-      'this model has no chat template; encode the prompt as plain text'
+      'this model has no chat template: it can only continue plain texts'
     )
   if isinstance(messages, str):
     messages = [{'role': 'user', 'content': messages}]

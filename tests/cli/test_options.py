@@ -6,9 +6,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from specdec_jax.assembly import decoder
+from specdec_jax.assembly import decoder, lengths
+from specdec_jax.assembly.drafters import DraftModel
 from specdec_jax.assembly.lengths import Fixed
+from specdec_jax.assembly.models import Model
 from specdec_jax.cli import from_flags, options
+from specdec_jax.drafters import schedules
 from specdec_jax.drafters.prompt_lookup import checked_min_ngram
 from tests.cli.tiny import assert_refused
 
@@ -22,6 +25,7 @@ COMPLAINTS = {
   'unknown verification': (('--verification', 'lax'), "'lax'", 'block'),
   'unknown dtype': (('--dtype', 'int8'), "'int8'", 'bfloat16'),
   'unknown option': (('--gama', '3'), '--gama', 'did you mean --gamma?'),
+  'gin without gin': (('--gin.FOO=3',), 'arguments: --gin.FOO=3;', 'infer'),
   'gamma 0': (('--gamma', '0'), '--gamma', 'from 1 to 1024, got 0'),
   'gamma -1': (('--gamma=-1',), '--gamma', 'from 1 to 1024, got -1'),
   'gamma 1e9': (
@@ -208,6 +212,9 @@ def test_a_model_that_is_nearly_known(run, name, meant):
 
 def test_no_prompt_at_all(run, no_model):
   assert_refused(run('generate'), '--prompt', '--prompts', 'required')
+  words = '--pormpt is unknown; did you mean --prompt?'
+  assert_refused(run('generate', '--pormpt=hello'), 'required', words)
+  assert_refused(run('--versoin'), 'did you mean --version?')
   mistyped = run('generate', *PROMPT, '--promt', 'a')
   assert_refused(mistyped, '--promt', 'mean --prompt?')
 
@@ -327,10 +334,18 @@ def parsed(*given):
 def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
     _, choices = parsed(*given)
-    # Where gamma is not chosen, it is what it was.
+    # Where gamma is not chosen, it is the drafter's own, as in Python.
     assert choices.drafter.length == Fixed(8)
     assert choices.drafter.min_ngram is None
     assert checked_min_ngram(choices.drafter.max_ngram, None) == expected
+
+
+@pytest.mark.parametrize('length', [('--adaptive', 'heuristic'), ()])
+def test_the_gamma_of_a_draft_model_is_that_of_python(length):
+  schedule = schedules.heuristic() if length else None
+  _, choices = parsed('--draft_model', 'x', *length, '--verification', 'greedy')
+  expected = DraftModel(model=Model(checkpoint='x'), schedule=schedule).length
+  assert choices.drafter.length.gamma == lengths.usual(expected).gamma
 
 
 def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
