@@ -32,7 +32,8 @@ def engine(
   @functools.cache
   def drawn(num: int, seed: int) -> list[list[int]]:
     own = dataclasses.replace(settings, seed=seed)
-    # Texts take turns, so that the rows of a batch have various lengths.
+    # Texts are dealt out in turn, so that the rows of a batch have various
+    # lengths.
     batches = packing.pack(decoder, [*texts] * num, own)
     decode = running.compile_decode(decoder, batches[0], own)
     rows = []

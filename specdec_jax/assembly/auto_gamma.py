@@ -17,7 +17,7 @@ from specdec_jax.measure import stopwatch, trials
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
-# Tokens of the decode that warms programs up.
+# The decode that warms programs up makes so many tokens.
 _NUM_WARM = 4
 _log = logging.getLogger('specdec_jax')
 

@@ -16,7 +16,7 @@ def settled(decoder: Decoder, width: int | None) -> Decoder:
   length = decoder.length
   if not isinstance(length, Auto) or length.usual is None:
     return decoder
-  # What drafts no beams is refused all the same.
+  # Drafters that beams cannot use take their gamma here, and are refused later.
   is_drafted = width is not None or not isinstance(decoder.choice, _CHOICES)
   return decoder.at(length.usual if is_drafted else 0)
 

@@ -144,7 +144,7 @@ def pieces(
       if error := error_of_row(batch, output, 0):
         raise ValueError(error) from None
       whole = of_row(decoder, batch, output, 0)
-      # What looked like the beginning of a stop string, and was none.
+      # Text was held back that looked like the beginning of a stop string.
       if whole.text[num_shown:]:
         yield whole.text[num_shown:]
       return whole

@@ -92,7 +92,7 @@ def of_rows(
   every = [each for each in automata if each is not None]
   if not every:
     return None
-  # A few sizes, so that programs are compiled for few.
+  # Sizes are rounded up to a few, so that few programs are compiled.
   num_states, num_classes = (
     _bucket(max(each.next.shape[i] for each in every)) for i in (0, 1)
   )
@@ -104,10 +104,10 @@ def of_rows(
     states=arrays(np.int32(0)),
   )
   for row, way in enumerate(which):
-    # Of None, no leaves.
+    # None has no leaves: its row keeps a grammar that allows anything.
     pairs = zip(*map(jax.tree.leaves, (grammar, automata[way])), strict=False)
     for rows, own in pairs:
-      # Ids beyond those of the model are tokens of its larger siblings.
+      # A vocabulary may have further ids, for larger models of its family.
       part = tuple(map(slice, np.minimum(rows.shape[1:], own.shape)))
       rows[(row, *part)] = own[part]
   return grammar

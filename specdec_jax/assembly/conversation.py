@@ -19,8 +19,8 @@ from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch, Dialogue
 from specdec_jax.trace import recording
 
-# Positions that the buffers have at first. They double when a conversation does
-# not fit, and each size has programs of its own.
+# The buffers have room for so many positions at first. They double when a
+# conversation does not fit, and each size has its own programs.
 _ROOM = 1024
 
 
@@ -75,7 +75,7 @@ class Conversation:
     )
     self.decoder = decoder
     self._system = system
-    # Both are of the last turn; None before the first.
+    # The last turn's; None before the first.
     self._state: DecodeState | None = None
     self._last: Stream | None = None
     self._room = 0
@@ -161,7 +161,8 @@ class Conversation:
     limit, room = decoder.max_positions, _ROOM
     while room < int(jnp.max(jnp.asarray(prompt.max_lengths))):
       room *= 2
-    # An empty cache is that of a prompt of one token, of which none is read.
+    # An empty cache is made by the prefill of a prompt of one token, which is
+    # not read yet.
     first = dataclasses.replace(
       prompt,
       decoder_tokens=prompt.decoder_tokens[:, :1],
@@ -174,7 +175,7 @@ class Conversation:
     params, programs = running.compiled(decoder, begun, settings, _parts)
     prefill, read_on, *loop = programs
     state = self._state
-    # An interrupt may have come while a step was overwriting it.
+    # An interrupt may have hit a step that overwrites the state.
     if state is None or state.done.is_deleted():
       state = prefill(params, *running.placed(begun, settings))
     elif self._room < room:

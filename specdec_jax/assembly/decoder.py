@@ -60,7 +60,8 @@ class Decoder:
   method: Method
   params: Params = dataclasses.field(repr=False)
   exact_bits: bool = False
-  # Found out while it is used.
+  # Filled in use: compiled programs, gammas chosen by batch size, and decoders
+  # made by `at` and `sampled`.
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
     default_factory=dict, repr=False
   )
@@ -115,7 +116,7 @@ class Decoder:
       self.others[gamma] = self._forgetful(choice=NoDrafter(), method=method)
     if gamma not in self.others:
       choice = self.choice if gamma else NoDrafter()
-      # The same weights serve any gamma: only functions are made anew.
+      # All gammas share the weights: only functions are made anew.
       length = Fixed(gamma)
       made = choice.make(self.seen, length)
       method = dataclasses.replace(
@@ -126,7 +127,7 @@ class Decoder:
       self.others[gamma] = self._forgetful(
         choice=choice, length=length, drafting=made, method=method
       )
-    # The pool of texts to copy from may be another by now.
+    # `remember` may have replaced the pool of texts since.
     params = self.params if gamma else Params(target=self.params.target)
     return dataclasses.replace(self.others[gamma], params=params)
 
@@ -137,7 +138,7 @@ class Decoder:
     if not self.sampling.is_greedy:
       return self
     if None not in self.others:
-      # Which temperature does not matter: that of each row counts.
+      # Any temperature above 0 will do: each row has its own.
       sampling = dataclasses.replace(self.sampling, temperature=1.0)
       seen = dataclasses.replace(self.seen, sampling=sampling)
       chosen = self.choice, self.rule, self.length
@@ -233,7 +234,8 @@ def outline(
       'the call'
     )
   if exact_bits and isinstance(length, Tree):
-    # What an attention sums stands elsewhere in a tree, and sums change.
+    # In a tree, attention sums its keys in another order, and the last bits
+    # change.
     raise ValueError(
       'exact_bits is for chains: leave out tree and num_continuations'
     )
@@ -334,7 +336,7 @@ def _fitting(length: Length, is_free: bool, limit: int) -> Length:
   if not isinstance(length, Auto) or length.usual is None:
     return length
   gammas = tuple(gamma for gamma in length.gammas if gamma < limit)
-  # Where it is not free, texts would depend on speed.
+  # Otherwise texts would depend on speed, which chooses gamma.
   if not is_free or len(gammas) < 2:
     return usual(length)
   return dataclasses.replace(length, gammas=gammas)

@@ -127,7 +127,7 @@ def of(
     'num_continuations': num_continuations != 1,
     'adaptive (schedule, min_prob)': schedule is not None or min_prob != 0,
   }
-  # Whatever is said beside `gamma` says it all: at most one may be.
+  # Each of these settles how much is drafted: at most one may be given.
   given = [name for name, is_given in said.items() if is_given]
   if len(given) > 1:
     raise ValueError(
@@ -173,13 +173,13 @@ def fixed(length: Length) -> int:
 
 
 def _tree(shape: Any, gamma: int) -> Tree:
-  # A bool is an int in Python, and no number here.
+  # In Python a bool is an int; here it is no number.
   is_number = lambda value: type(value) is int and value >= 0
   try:
     if is_number(shape):
       if not 1 <= shape <= MAX_GAMMA:
         raise ValueError(f'a tree has 1 to {MAX_GAMMA} nodes, got {shape}')
-      # Nothing was measured yet, so that the shape is for an assumed alpha.
+      # Nothing is measured yet: the shape is the best for an assumed alpha.
       rates = theory.assumed_rates(theory.DEFAULT_ALPHA)
       return Tree(theory.best_tree(rates, shape, gamma))
     if isinstance(shape, str) or not isinstance(shape, Sequence):

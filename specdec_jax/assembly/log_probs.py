@@ -20,9 +20,9 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.models import families
 from specdec_jax.text.prompts import Batch
 
-# Positions of a call of the target; more would hold more logits at once.
+# Positions per call of the target: more would need memory for more logits.
 _WIDTH = 32
-# Of a place, the likeliest ids and their log-probabilities.
+# The likeliest ids at one position, with their log-probabilities.
 Top = tuple[tuple[int, float], ...]
 
 
@@ -100,8 +100,9 @@ def _scorer(
 
     def score_block(i: Array, carry: Arrays) -> Arrays:
       cache, found, grammar = carry
-      # Of a prompt [5], new tokens [6, 7, 8] and blocks of 2: [5, 6] are read
-      # to score [6, 7], then [7, 8] to score [8] and, in vain, what is behind.
+      # With a prompt [5], new tokens [6, 7, 8] and blocks of 2: reading [5, 6]
+      # scores [6, 7], then reading [7, 8] scores [8] and a position beyond the
+      # end, which is dropped.
       first = starts + i * _WIDTH
       block = arrays.read_block(tokens, first - 1, _WIDTH + 1)
       made, cache = target.extend(params, block[:, :-1], cache)

@@ -100,7 +100,7 @@ def _sizes(model: Model) -> Config:
   if model.is_random:
     name = model.checkpoint.removeprefix(_RANDOM)
     return presets.preset(name, dtype=dtype)
-  # A network whose weights are at hand, as T5X's draft model, has no name.
+  # `sizes` can be a config itself, as for T5X's draft model, which has no name.
   if not isinstance(model.sizes, str | None):
     return cast(Config, model.sizes)
   if model.sizes in presets.PRESETS:
@@ -152,8 +152,8 @@ def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
   the file `draft_vocabulary.json` beside its weights; None without one, and
   for a model whose sizes are given. Raises ValueError unless they are different
   tokens of the target."""
-  # Most of a small model is its logits, and most of a text is of few tokens.
-  # With sizes no file is read before the weights, as dry runs rely on.
+  # Logits are most of a small model's cost, and few tokens make up most texts.
+  # With sizes given, no file is read before the weights, as dry runs rely on.
   if model.is_random or model.sizes is not None:
     return None
   path = loading.locate(model.checkpoint) / formats.DRAFT_VOCABULARY
@@ -234,7 +234,8 @@ def param_shapes(model: Model | None, config: Config | DrafterConfig) -> Any:
 
 def _weights_of(model: Model) -> str | None:
   """Returns how weights are packed: as was asked for, or as they are stored."""
-  # With sizes no file is read before the weights, and none has packed ones.
+  # With sizes given, no file is read before the weights, and none has packed
+  # ones.
   if model.weights or model.is_random or model.sizes is not None:
     return model.weights
   path = loading.locate(model.checkpoint)
@@ -243,13 +244,15 @@ def _weights_of(model: Model) -> str | None:
 
 def _draw_params(config: Config | DrafterConfig) -> dict:
   """Draws normal weights of the scale that keeps activations of one size."""
-  # Leaves in a fixed order, each with a key of its own: the same every time.
+  # Leaves come in a fixed order, each with its own key: every run draws the
+  # same.
   leaves, structure = jax.tree.flatten(families.param_shapes(config))
 
   def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     if len(leaf.shape) == 1:  # Scales of norms.
       return jnp.ones(leaf.shape, leaf.dtype)
-    # [in, out]: with 1 / sqrt(in) outputs are as large as inputs.
+    # Kernels are [in, out]: scaled by 1 / sqrt(in), outputs are as large as
+    # inputs.
     scale = jnp.asarray(leaf.shape[0] ** -0.5, leaf.dtype)
     return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
 

@@ -43,22 +43,23 @@ def chosen(
   option, None where nothing is said, and from fields that are settled
   otherwise. ValueError if there is no such choice, or an option of another is
   given; other keys are ignored."""
-  # For rule greedy: its field `lenience`.
+  # The chosen rule greedy, say, has the option `lenience`.
   own = options_of(by_name(kind, known, name))
-  # Which choices have an option that was given, such as {'beta': ['top_beta']}:
-  # if the chosen one is not among them, it would be ignored without a word.
+  # The choices that have each given option, such as {'beta': ['top_beta']}. If
+  # the chosen one is not among them, the option would be ignored silently.
   owners: dict[str, list[str]] = {}
   for other, choice in known.items():
     for option_name, field in options_of(choice).items():
       if given.get(option_name) not in (None, field.default):
         owners.setdefault(option_name, []).append(other)
   for option_name, others in owners.items():
-    # Everybody may say how much is drafted.
+    # Every choice accepts gamma.
     if option_name not in (*own, 'gamma'):
       raise ValueError(
         f'{option_name} is for {kind} {" or ".join(others)}, not {name}'
       )
-  # None leaves the default to the dataclass, where gin and Python find it, too.
+  # An option that is None keeps the default of the dataclass, which gin and
+  # Python use as well.
   values = {key: given[key] for key in own if given.get(key) is not None}
   return known[name](**(values | fixed))
 

@@ -13,7 +13,7 @@ from specdec_jax.assembly.running import DecodeSettings, row_keys
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
 
-# Settings that are lists, of so many levels, for a single text.
+# Settings whose value for a single text is a list, nested so many times.
 _DEPTHS = {
   **{'stop': 1, 'suppress_tokens': 1, 'begin_suppress_tokens': 1},
   **{'forced_eos_token_id': 1, 'forced_decoder_ids': 2, 'bad_words_ids': 2},
@@ -42,7 +42,7 @@ def by_text(
         'one for each'
       )
   of_all = {name: x for name, x in given.items() if name not in lists}
-  # Limits have no value that says nothing.
+  # `max_new_tokens` has no value for 'not given'.
   of_all.setdefault('max_new_tokens', 1)
   if not lists:
     return of_all, []

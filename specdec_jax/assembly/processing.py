@@ -144,7 +144,8 @@ class Processing(constraints.Constraint):
   )
 
 
-# Of `base.Processors`: the setting, its type, and what changes nothing.
+# For each field of `base.Processors`: the setting, its type, and the value that
+# changes nothing.
 _COLUMNS = {
   'repetition': ('repetition_penalty', np.float32, 1),
   'presence': ('presence_penalty', np.float32, 0),
@@ -246,7 +247,7 @@ def _table(
   forced = [list(_forced(way)) for way in ways]
   for each, ids in zip(biases, forced, strict=True):
     _check_ids(each, [token for token, _ in ids], vocab_size)
-  # A few sizes, so that programs are compiled for few.
+  # Sizes are rounded up to a few, so that few programs are compiled.
   size = lambda most: most and 2 ** (most - 1).bit_length()
   num_biases, num_forced = (size(max(map(len, x))) for x in (biases, forced))
   columns: dict[str, Any] = {
@@ -294,10 +295,10 @@ def _biases(way: Processing, eos_ids: Sequence[int]) -> Iterator[_Bias]:
   for token in way.begin_suppress_tokens or ():
     yield _Bias((token,), until=1)
   for word in way.bad_words_ids or ():
-    # As in transformers: an end of text is no bad word.
+    # As in transformers, an EOS id is not banned as a bad word.
     if len(word) > 1 or word[0] not in eos_ids:
       yield _Bias(tuple(word))
-  # Of both, transformers heeds the first.
+  # If both are given, transformers uses the first.
   is_whole = not way.min_new_tokens
   if least := way.min_new_tokens or way.min_length:
     for token in eos_ids:

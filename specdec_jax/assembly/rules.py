@@ -81,7 +81,8 @@ class SpeculativeSampling:
 def _traversal_or_walk(
   row_keys: Array, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Verification:
-  # What a drafter hands over is known when the loop is traced, not before.
+  # Whether a draft has probabilities is known when the loop is traced, not
+  # before.
   if draft.probs is None:
     return verification.target_sample_walk(
       row_keys, draft, target_probs, tree=tree
@@ -168,12 +169,12 @@ class Custom:
 
   def judge(self, sampling: Sampling) -> Judge:
     name = getattr(self.function, '__name__', 'the rule')
-    # gin's references are functions of their own, with the old name.
+    # A reference of gin is another function with the same name.
     if name == 'greedy':
       _check_greedy(name, sampling)
     if self.temperature is not None:
       sampling = dataclasses.replace(sampling, temperature=self.temperature)
-    # Only whoever wrote it knows whether it is lossless.
+    # Only its author knows whether it is lossless.
     return Judge(name, sampling, self.function, is_lossless=False)
 
 
@@ -188,7 +189,7 @@ RULES: dict[str, type[Rule]] = {
 
 
 def _of_tree(rule: Callable[..., Verification]) -> Callable[[Tree], VerifyFn]:
-  # `for_tree` is asked for a shape first; `rule` takes it with the draft.
+  # `for_tree` takes the tree first; `rule` takes it along with the draft.
   return lambda tree: functools.partial(rule, tree=tree)
 
 

@@ -22,16 +22,16 @@ from specdec_jax.text.prompts import Batch
 from specdec_jax.trace import recording
 
 Show = Callable[[recording.Record], None]
-# From a batch, and from what is shown every iteration record, to the output.
+# From a batch, and the functions that are shown each record, to the output.
 Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
-# The records of each iteration, and in the end the output.
+# Yields the records of each iteration, and returns the output.
 Iterations = Generator[list[recording.Record], None, DecodeOutput]
 Result = TypeVar('Result')
-# New tokens for which a program has room, or a multiple of them.
+# Programs have room for a multiple of so many new tokens.
 _ROOM = 128
-# Iterations that one call makes.
+# How many iterations one call makes.
 _ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
-# What may be another for each text.
+# Settings that each text may have for itself.
 OF_TEXTS = ('max_new_tokens', *NAMES, 'seed', 'stop')
 
 
@@ -212,7 +212,7 @@ def compiled(
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
   max_len = max_length(decoder, first, settings.most_new_tokens)
   key = (parts, shapes, max_len, num_devices)
-  # Weights are arguments: the programs serve whatever lies in their place.
+  # Weights are arguments: programs serve any weights of these shapes.
   if key not in decoder.programs:
     rng_key, prompt = placed(first, settings)
     if decoder.exact_bits:
@@ -272,7 +272,7 @@ def compile_decode(
         records = next(steps)
       except StopIteration as end:
         return end.value
-      # Shown as soon as they are there.
+      # Records are shown at once.
       for record, show in itertools.product(records, shows):
         show(record)
 
@@ -320,7 +320,7 @@ def iterations(
   traced = recording.init(batch.prompt)
   find_ends = stop_strings.watch(decoder.vocabulary, batch.stops)
   while not np.asarray(state.done).all():
-    # Copies: the loop writes where these are, as it does in the caches.
+    # Copied, as the loop overwrites the state it is given.
     before = jax.tree.map(np.array, state.statistics)
     state, _, values = iterate(params, state, _ONE)
     keep(state)

@@ -20,7 +20,7 @@ temperature = number(
   lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
   f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
 )
-# What changes nothing where the likeliest is taken.
+# Options without effect in greedy decoding.
 LIMITS = 'top_k', 'top_p', 'min_p', 'typical_p'
 _NO_NUMBERS = str, bool, list, tuple, dict
 
@@ -69,7 +69,8 @@ class Sampling(Options):
   """`Options`, checked."""
 
   def __post_init__(self):
-    # gin's macros are often texts by mistake, and '0.5' < 1 a TypeError.
+    # A macro of gin is often a string by mistake, and `'0.5' < 1` would raise
+    # TypeError.
     for name, value in vars(self).items():
       is_drawn = name in ('temperature', *LIMITS)
       wrong = _NO_NUMBERS if is_drawn else str
@@ -86,7 +87,8 @@ class Sampling(Options):
     """Fills what is not said by what the file `path` states; ValueError, which
     names the file, if a stated value is out of range."""
     unsaid = {n: x for n, x in stated.items() if getattr(self, n) is None}
-    # A least number of new tokens is said in two ways.
+    # The least length has two options: one that is given overrides both stated
+    # ones.
     if self.min_new_tokens is not None or self.min_length is not None:
       unsaid.pop('min_length', None)
       unsaid.pop('min_new_tokens', None)
@@ -124,7 +126,7 @@ def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:
 
   def column(name: str, kind: type, default: float) -> base.Arrays:
     given = [getattr(way, name) for way in ways]
-    # Of numbers that 32 bits do not hold, the largest says as much.
+    # A number beyond 32 bits means the same as the largest that fits.
     numbers = [default if x is None else min(x, _MOST) for x in given]
     return np.array(numbers, kind)
 

@@ -80,8 +80,8 @@ class Gammas:
   @property
   def num_first(self) -> int | None:
     """The examples of the first chunk, if it has a number of its own."""
-    # It does not depend on what is remembered: another run may change that
-    # before this one is started again.
+    # The number is the same whatever is remembered, as another run may change
+    # that before this one is started again.
     if not (self.is_long and self.is_open):
       return None
     return self.turn * trials.num_turns(self.job.decoder.tried_gammas)
@@ -123,13 +123,13 @@ def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   begun = Gammas(job=job, rows=Ahead(rows), is_open=job.decoder.is_auto)
   if not begun.is_open:
     return begun
-  # To look at the clock, a batch has to wait for its slowest row.
+  # To be timed, a batch waits for its slowest row.
   batch_examples = job.decoding.batch_examples
   least = trials.NUM_BATCHES * batch_examples if batch_examples > 1 else 0
   begun = dataclasses.replace(begun, is_long=True)
   is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
   known = trials.recall(_where(job)) if processes.is_first() else None
-  # Of a choice the other processes need the gamma alone; -1 is none.
+  # The other processes need only the gamma of a choice; -1 is none.
   gamma = processes.number_of_first(-1 if known is None else known.gamma)
   if known is None and gamma >= 0:
     known = ChosenGamma(gamma=gamma, sentence='')
@@ -238,18 +238,18 @@ def decode(
     return [visit]
 
   with contextlib.ExitStack() as stack:
-    # Programs are compiled by now, so that a trace has none of that.
+    # Programs are compiled by now, and stay out of the trace.
     if profile_dir is not None:
       stack.enter_context(jax.profiler.trace(profile_dir))
     bar = stack.enter_context(progress.bar('decoding', len(rows) * num_samples))
     choice = gammas.choose(lambda gamma: decode_next(gamma, gammas.turn))
     chosen = None if choice is None else choice.gamma
-    # Programs take memory: those of gammas that lost are dropped.
+    # Programs take memory: drop those of gammas that lost.
     for gamma in {*loaded.programs} - {chosen}:
       del loaded.programs[gamma]
     if left:
       decode_next(chosen, len(left))
-  # Row i of S samples is decoded as rows i S .. i S + S - 1.
+  # With S samples, row i is decoded as rows i S .. i S + S - 1.
   record = strategies.of(job).record
   at = lambda row: range(row.index * num_samples, (row.index + 1) * num_samples)
   lines = [record(row, [outputs[i] for i in at(row)], job) for row in rows]
@@ -263,7 +263,8 @@ def _decode_part(
   gamma: int | None,
   bar: progress.Bar,
 ) -> tuple[dict[int, Any], decode_many.Timed, trials.Visit]:
-  """Decodes rows with one gamma: their outputs by index, and the times."""
+  """Decodes rows with one gamma; returns their outputs by index, and the
+  times."""
   began = time.perf_counter()
   with bar.hidden():  # A terminal shows one thing at a time.
     decode_rows = compile_for(loaded, gamma)

@@ -39,7 +39,8 @@ class Utilisation:
 
   def count(self, runs: np.ndarray) -> None:
     """Adds the target runs of the rows that took part in some iterations."""
-    # Rows of [5, 3, 2] runs: 5 iterations, and 10 of their 15 places were used.
+    # Rows that took 5, 3 and 2 runs: 5 iterations, and 10 of their 15 places
+    # were used.
     self.num_iterations += int(runs.max())
     self.num_row_runs += int(runs.sum())
 
@@ -88,7 +89,7 @@ def together(chunks: Sequence[Timed]) -> Timed:
 
 def warm_up(programs: Refill, params: Params, prompt: Prompt) -> None:
   """Compiles the programs, by decoding a prompt of empty rows."""
-  # Idle rows that take nothing: the loop returns before its first iteration.
+  # All rows stay idle, so that the loop returns before its first iteration.
   nothing = np.full(programs.batch_size, -1, np.int32)
   fresh = programs.init(params, np.uint32(0), prompt)
   state = programs.replace(programs.idle(fresh), fresh, nothing)
@@ -105,8 +106,8 @@ def decode(
   utilisation: Utilisation,
   keep: Callable[[DecodeState, int], Any] = lambda state, row: None,
 ) -> Iterator[tuple[_Example, DecodeOutput, Any]]:
-  """Decodes examples, which are read as rows become free; they come as rows
-  finish, each with its output of one row, of numpy arrays, and what `keep`
+  """Decodes examples, which are read as rows become free; yields each as its
+  row finishes, with its output of one row, of numpy arrays, and what `keep`
   makes of it.
 
   Args:
@@ -117,7 +118,7 @@ def decode(
   """
   waiting = iter(examples)
   is_exhausted = False
-  # What each row decodes; None for a free one.
+  # The example that each row decodes; None for a free row.
   rows: list[_Example | None] = [None] * programs.batch_size
   runs_before = np.zeros(programs.batch_size, np.int64)
   state = None
@@ -137,15 +138,15 @@ def decode(
         runs_before[sources >= 0] = 0
     if state is None or rows.count(None) == programs.batch_size:
       return
-    # The loop returns for as many free rows as are refilled at once.
+    # The loop returns when a refill's number of rows is free.
     wanted = programs.batch_size if is_exhausted else programs.refill_size
     started = time.perf_counter()
     state, output = programs.run(params, state, np.int32(wanted))
     output = jax.device_get(output)
     utilisation.loop_seconds += time.perf_counter() - started
-    # Counters go on from call to call: of runs [7, 4] after [5, 0], 2 and 4.
+    # A row's counters go on from call to call: runs [7, 4] after [5, 0] are 2
+    # and 4 in this call.
     is_taken = np.array([example is not None for example in rows])
-    # Of a row's target runs, those since the loop was entered.
     runs = output.statistics.num_target_runs - runs_before
     utilisation.count(runs[is_taken])
     runs_before = runs_before + np.where(is_taken, runs, 0)
@@ -162,9 +163,9 @@ def decode_whole(
   batch_size: int,
   utilisation: Utilisation,
 ) -> Iterator[tuple[_Example, Any]]:
-  """Decodes examples in batches that begin and end together, in order, each
-  with its output of one row; `compute` gives the output of B of them, in numpy,
-  None being a row that stays empty. Otherwise as `decode`."""
+  """Decodes examples in batches that begin and end together, in order, and
+  yields each with its output of one row; `compute` gives the output of B of
+  them, in numpy, None being a row that stays empty. Otherwise as `decode`."""
   waiting = iter(examples)
   while group := list(itertools.islice(waiting, batch_size)):
     started = time.perf_counter()
@@ -181,9 +182,10 @@ def _row_of(output: Any, row: int) -> Any:
 
 
 def _put(group: Sequence[_Example], rows: list[_Example | None]) -> np.ndarray:
-  """Puts a group into free rows; int32 `[B]`, who took which, or -1."""
-  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. Of a
-  # last group [E] the other row is prefilled, empty, and nobody takes it.
+  """Puts a group into free rows; returns, int32 `[B]`, the number in the group
+  that each row took, or -1."""
+  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. With a
+  # last group [E] the second fresh row is empty, and stays unused.
   sources = np.full(len(rows), -1, np.int32)
   for i, example in enumerate(group):
     row = rows.index(None)

@@ -104,7 +104,7 @@ class Decoding(Options):
 
   def refuse(self, *names: str, reason: str) -> None:
     """Raises ValueError for a field of these that is not at its default."""
-    # Choices are compared as they are made: their functions differ each time.
+    # Compared are the choices, as the functions that make them are never equal.
     for name in names:
       value, default = getattr(self, name), getattr(type(self), name)
       if name.startswith('make_'):
@@ -132,10 +132,17 @@ class Decoding(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """Everything about a decode but its weights, of which the decoder has shapes,
-  and its examples. The lengths are the most tokens of an input, and of new
-  ones; the mode is of `MODES`; the devices of the mesh share every batch; the
-  ways are those of `examples.ways`."""
+  """Everything about a decode but its examples and weights.
+
+  Attributes:
+    decoder: whose parameters are shapes.
+    decoding: the options.
+    inputs_length: most tokens of an input.
+    targets_length: most new tokens.
+    mode: one of `MODES`.
+    mesh: whose devices share every batch.
+    ways: those of `examples.ways`.
+  """
 
   decoder: Decoder
   decoding: Decoding
@@ -237,7 +244,7 @@ def outline(
   )
   if decoding.num_decodes and mode != SCORE:
     decoder = beam_drafting.settled(decoder, decoding.draft_width)
-    # It says what does not go together, before anything is loaded.
+    # Made first: it refuses contradictory options before anything is loaded.
     beam_drafting.drafter(decoder, decoding.num_decodes, decoding.draft_width)
   return Job(
     decoder=decoder,

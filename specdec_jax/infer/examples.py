@@ -139,13 +139,13 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
     found = layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
     ids = tuple(found)
-  # A decoder would go on after its EOS; an encoder is trained with it.
+  # A decoder would have to go on after its EOS; an encoder is trained with it.
   elif not layout.is_encoder_decoder and ids and ids[-1] in eos_ids:
     ids = ids[:-1]
   _check_known(index, ids, layout)
   if not ids and not layout.starts:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
-  # Texts of an encoder end in EOS; given ids are the task's own affair.
+  # Texts for an encoder end in EOS; ids that a task gives stay as they are.
   keeps_end = example.input_ids is None and layout.is_encoder_decoder
   return Row(
     index=index,
@@ -188,10 +188,10 @@ def _trimmed(
 ) -> tuple[int, ...]:
   """Returns the first `limit` tokens; if the last of all is one of `ends`, it
   stays the last."""
-  # Texts keep their EOS when they are trimmed, as with the
-  # `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
-  # preprocessors decide on EOS, and T5X trims whatever they leave.
-  # Of [5 6 7 8 1] and a limit of 4: [5 6 7 1] for a text, else [5 6 7 8].
+  # Texts keep their EOS when they are trimmed, as with `append_eos_after_trim`
+  # in T5's own tasks. Where a task gives tokens, its preprocessors decide on
+  # EOS, and T5X trims whatever they give. [5 6 7 8 1] with limit 4 is [5 6 7 1]
+  # for a text, else [5 6 7 8].
   if len(ids) <= limit:
     return ids
   end = ids[-1:] if ids[-1] in ends else ()
@@ -202,7 +202,7 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
   """Repeats each row `num_samples` times, each with a random stream of its
   own."""
   return [
-    # Example 7 of 3 samples: rows 21, 22 and 23, each with a stream of its own.
+    # With 3 samples, example 7 is rows 21, 22 and 23.
     dataclasses.replace(row, index=row.index * num_samples + i)
     for row in rows
     for i in range(num_samples)

@@ -82,7 +82,8 @@ def infer(
       return strategies.show_footprint(outline(is_dry_run=True))
     if not output_dir:
       raise ValueError('INFER_OUTPUT_DIR is empty: name a folder for results')
-    # The task is quickly found; vocabularies may have to be downloaded.
+    # The task comes first: it is found at once, and vocabularies may have to be
+    # downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
     job = _with_ways(outline(), decoding, task)
@@ -114,8 +115,8 @@ def _with_ways(job: Job, decoding: Decoding, task: Task) -> Job:
 
 
 def _advise(job: Job, task: Task) -> None:
-  """Says so if texts are to be continued by a model that answers messages, or
-  if beams have no drafts."""
+  """Says so if the texts of a task are to be continued by a model that answers
+  messages, or if beams have no drafts."""
   kinds = job.decoder.choice, job.decoding.make_drafter()
   if [isinstance(kind, NoDrafter) for kind in kinds] == [True, False]:
     _say('beams have no drafts, which seldom pay: give gamma to have them')
@@ -173,7 +174,8 @@ class _Run:
 
 def _decode_shard(run: _Run) -> int:
   """Decodes a shard as its only writer, unless it is complete already."""
-  # Digests of the weights are among them: each host may have its own copy.
+  # The settings include digests of the weights: each host may have its own
+  # copy.
   agreement.check_everywhere(run.settings)
   path = run.shard.path
 
@@ -197,28 +199,30 @@ def _decode_shard(run: _Run) -> int:
 def _decode_chunks(run: _Run) -> int:
   """Decodes the chunks that are not there yet, and joins all of them."""
   # All processes read and decode every chunk together. The first alone looks
-  # for it, writes it and counts, and tells the others what they have to know.
+  # for it, writes it and counts, and tells the others the result.
   job, loaded, num_chunks, total = run.job, None, 0, Counts()
   timed: list[decode_many.Timed] = []
   profile_dir = run.profile_dir
   pool = job.decoder.params.drafter
-  # To copy from: at chunk i the texts of all before, whoever decoded them when.
+  # The pool to copy from: at chunk i it has the texts of all chunks before,
+  # whoever decoded them.
   tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
   gammas = chunks.begin(job, run.rows())
   with _metric_writer(run.metrics_dir) as write_metrics:
     for chunk in chunks.read(gammas.rows, run.chunk_sizes(gammas)):
       num_chunks += 1
-      # A whole run of fewer rows than a batch has wastes none on empty ones.
+      # If the whole run has fewer rows than a batch, the batch shrinks.
       if not (chunk.index or gammas.is_long):
         job = job.for_examples(len(chunk.rows))
       is_done, mark = _find(run, chunk, gammas)
       if not is_done:
-        # Weights are read for the first chunk that is missing: a run that finds
-        # all of them done reads none.
+        # Weights are read at the first missing chunk: a run that finds all
+        # chunks done reads none.
         loaded = loaded or _load(run, job, gammas)
         if tokens is not None:
           loaded = loaded.with_pool(tokens)
-        # Of one gamma: where several are tried, programs are compiled.
+        # Only one gamma is traced: where several are tried, programs are
+        # compiled meanwhile.
         traced = None if gammas.num_first else profile_dir
         decoded = chunks.decode(loaded, chunk.rows, gammas, profile_dir=traced)
         profile_dir = None if traced else profile_dir
@@ -232,7 +236,7 @@ def _decode_chunks(run: _Run) -> int:
       if gammas.is_open:
         gammas = gammas.settle(mark.gamma if mark else None)
         _say(gammas.choice.sentence if gammas.choice else '')
-      # Counts of chunks that an earlier run made are in their marks.
+      # A mark has the counts of its chunk, whichever run wrote it.
       if mark:  # Of the first process alone.
         total += mark.counts
   if processes.is_first():
@@ -245,7 +249,7 @@ def _find(
   run: _Run, chunk: chunks.Chunk, gammas: Gammas
 ) -> tuple[bool, Mark | None]:
   """Returns whether a chunk is complete, and in the first process its mark;
-  ValueError if gamma is chosen with it and it does not say which was chosen."""
+  ValueError if gamma is chosen with this chunk and the mark names none."""
 
   def look() -> Mark | None:
     mark = output.chunk_mark(run.shard, chunk.index, chunk.digest)
@@ -262,14 +266,14 @@ def _find(
 
 def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
   """Reads the weights and compiles; writes `config.gin`."""
-  # Plain decoding that is settled reads no weights of a drafter.
+  # If plain decoding is chosen already, the drafter's weights are not read.
   is_plain = gammas.choice is not None and not gammas.choice.gamma
   loaded = chunks.load(job.at(0) if is_plain else job)
-  # What is tried is compiled when its turn comes.
+  # Gammas to be tried are compiled when their turn comes.
   if not gammas.is_open or gammas.choice:
     gamma = None if gammas.choice is None else gammas.choice.gamma
     chunks.compile_for(loaded, gamma)
-  # gin knows which bindings are used once they have been.
+  # gin knows which bindings are used only after their use.
   if run.operative_config is not None and processes.is_first():
     output.write_config(run.shard, run.operative_config())
   return loaded
@@ -278,7 +282,8 @@ def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
 def _write(
   run: _Run, chunk: chunks.Chunk, gammas: Gammas, decoded: chunks.Decoded
 ) -> Mark | None:
-  """Writes a chunk, in the first process; the mark that stands there."""
+  """Writes a chunk, in the first process; returns the mark that stands
+  there."""
   if not processes.is_first():
     return None
   mark = Mark(
@@ -313,8 +318,8 @@ def _metric_writer(
 def _report(
   total: Counts, timed: Sequence[decode_many.Timed], job: Job
 ) -> None:
-  """Says what was done: in all chunks, and how fast in those of this run."""
-  # Speed is of this run alone; counts below are of all chunks.
+  """Says what was done in all chunks, and how fast in those of this run."""
+  # The speed is this run's; the counts below are those of all chunks.
   if timed:
     together = decode_many.together(timed)
     figures = together.figures()

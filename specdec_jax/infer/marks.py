@@ -55,7 +55,7 @@ class Mark:
       'examples_digest': self.examples_digest,
       'settings_digest': self.settings_digest,
     }
-    # Counts come first, each under its own name, as versions before wrote it.
+    # Counts come first, each under its own name, as in earlier versions.
     known = {k: v for k, v in record.items() if v is not None}
     return json.dumps(known, indent=2) + '\n'
 
@@ -63,7 +63,7 @@ class Mark:
   def from_json(cls, text: str) -> 'Mark':
     """Reads it; ValueError, TypeError or KeyError if it is something else."""
     record = dict(json.loads(text))
-    # These two decide whether a chunk is done: anything else is no mark.
+    # These two decide whether a chunk is done: without them it is no mark.
     int(record['examples_digest'], 16)
     int(record['examples'])
     counts = {name: record.get(name, 0) for name in vars(Counts())}
@@ -101,14 +101,16 @@ def write(path: Path, mark: Mark) -> None:
 
 
 def write_first(path: Path, mark: Mark) -> Mark:
-  """Marks a file, unless another host has in a bucket; the mark that stands."""
+  """Marks a file, unless another host has in a bucket; returns the mark that
+  stands."""
   is_first = replacing.create_text(path_of(path), mark.to_json())
   return mark if is_first else read(path) or mark
 
 
 def check_whole(path: Path, mark: Mark) -> None:
   """Raises ValueError unless a file has as many lines as its mark says."""
-  # Lines are counted, not hashed: a full disk cuts files, it changes none.
+  # Lines are counted, not hashed: a full disk cuts files short, but changes
+  # none.
   if (found := num_lines(path)) != mark.counts.examples:
     lines = 'no file' if found is None else f'{found} lines'
     raise ValueError(
@@ -125,5 +127,6 @@ def num_lines(path: Path) -> int | None:
 def add_digests(digests: Iterable[str]) -> str:
   """Returns the digest of examples together, in whatever parts and order they
   come: the sum of their own, as 64 hexadecimal digits."""
-  # A sum, so that those of shards add up to that of the task, in any order.
+  # A sum, so that the digests of shards add up to that of the task, in any
+  # order.
   return f'{sum(int(digest, 16) for digest in digests) % 2**256:064x}'

@@ -61,7 +61,7 @@ def only_writer(path: Path) -> Iterator[None]:
     try:
       lock = path.with_name(f'{path.name}.lock')
       stack.enter_context(one_writer(lock, path))
-      # What killed writers left.
+      # Partial files of killed writers.
       begun = f'{glob.escape(path.name)}*{replacing.PARTIAL}*'
       for partial in path.parent.glob(begun):
         partial.unlink()
@@ -71,12 +71,13 @@ def only_writer(path: Path) -> Iterator[None]:
 
 
 def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
-  """Opens a shard, new or begun; its mark, if it is complete already.
+  """Opens a shard, new or begun; returns its mark if it is complete already.
   `settings` are by name all that results depend on. Raises ValueError if the
   folder has results of other settings, or cannot be written."""
   if (mark := _own_mark(shard, settings)) is not None:
     marks.check_whole(shard.path, mark)
-    # Killed after the mark was written, and before these were removed.
+    # A run may have been killed after the mark was written, and before the
+    # chunks were removed.
     remove_tree(shard.chunk_folder)
     return mark
   stored = shard.chunk_folder / _SETTINGS
@@ -84,8 +85,8 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
     shard.chunk_folder.mkdir(parents=True, exist_ok=True)
     has_results = any(shard.chunk_folder.glob(f'*-chunk*{marks.SUFFIX}'))
     if not has_results and not is_in_bucket(stored):
-      # A run that failed before its first result binds nobody. In a bucket it
-      # may be about to write it.
+      # Settings without results bind no later run. In a bucket their run may
+      # still be about to write its first result.
       stored.unlink(missing_ok=True)
     elif stored.exists():
       _check_stored(shard, settings)
@@ -124,10 +125,11 @@ def _own_mark(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
 
 
 def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
-  """Has the folder of chunks say of what settings they are, unless it does; the
-  digest of what it says. Raises ValueError if it, or the final file, says
-  others."""
-  # Of two runs that begin together, one is the first here.
+  """Writes the settings into the folder of chunks, unless they are there, and
+  returns their digest. Raises ValueError if that folder, or the final file, is
+  of other settings."""
+  # Of two runs that begin together, the second finds the mark of the first
+  # here.
   _own_mark(shard, settings)
   stored = shard.chunk_folder / _SETTINGS
   if not stored.exists():
@@ -182,22 +184,23 @@ def write_chunk(
   mark: Mark,
   settings: Mapping[str, str],
 ) -> Mark:
-  """Writes one object per line, and then that they are complete. Returns the
-  mark that stands: in a bucket that of whoever was first. Raises ValueError if
-  a run of other `settings` than those of `begin` was first."""
+  """Writes one object per line, and then the mark that they are complete.
+  Returns the mark that stands: in a bucket that of the first writer. Raises
+  ValueError if a run of other `settings` than those of `begin` was first."""
   path = shard.chunk_path(index)
   mark = dataclasses.replace(mark, settings_digest=_claim(shard, settings))
   lines = ''.join(json.dumps(record) + '\n' for record in records)
-  # A process that is killed in between leaves a chunk without its mark, which
-  # the next one decodes again.
+  # A process that is killed here leaves a chunk without its mark, which the
+  # next run decodes again.
   replacing.write_text(path, lines)
-  # Where somebody else was first, another gamma may have been the fastest.
+  # Another run may have been first, and have found another gamma the fastest.
   return marks.write_first(path, mark)
 
 
 def write_config(shard: Shard, text: str) -> None:
   """Writes `config.gin`, the same for all shards and at any time."""
-  # Written beside the chunks: what is left of it is removed with them.
+  # Written beside the chunks first: a killed process leaves it where it is
+  # removed with them.
   final, begun = shard.folder / CONFIG_FILE, shard.chunk_folder / CONFIG_FILE
   if is_in_bucket(final):
     replacing.write_text(final, text)
@@ -214,9 +217,8 @@ def finish(
   gamma: ChosenGamma | None = None,
 ) -> None:
   """Joins the chunks, all complete, to the final file, and removes them; its
-  mark has the sum of their `counts`. Raises ValueError if a chunk does not have
-  the lines that its mark says, or is of other settings than those of `begin`.
-  """
+  mark has `counts`, their sum. Raises ValueError if a chunk does not have the
+  lines that its mark says, or is of other settings than those of `begin`."""
   # Read again: a run of other settings may have taken the folder since.
   own = _claim(shard, settings)
   digests = []
@@ -247,11 +249,11 @@ def finish(
 
 def merge(folder: Path) -> list[tuple[Path, int]]:
   """Joins all shards of every task in a folder to `-00000-of-00001`, the file
-  that one unsharded run writes; the files, and how many lines each has.
+  that one unsharded run writes; returns the files, and how many lines each has.
   ValueError if there are no shards, some are missing, unfinished or of other
   settings, or their merged file is there already, of other results."""
-  # By name and number of shards: a folder may hold several tasks, or the same
-  # one in 2 shards and in 4.
+  # Keyed by name and number of shards: a folder may hold several tasks, or one
+  # task in 2 shards and in 4.
   groups: dict[tuple[str, int], dict[int, Path]] = {}
   # 'wmt-predict.jsonl-00001-of-00004' is shard 1 of ('wmt-predict.jsonl', 4).
   for path in sorted(folder.glob('*.jsonl-*-of-*')):
@@ -291,7 +293,7 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
     ),
     settings=settings,
   )
-  # What a process that was killed has left is the same, wherever it was.
+  # A killed process may have left partial files, of any shard.
   is_other = final.exists() and final.read_bytes() != merged
   if is_other or marks.read(final) not in (None, mark):
     raise ValueError(f'{final} already exists, of other results: move it away')

@@ -35,14 +35,14 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
   """Computes ROUGE-1, -2 and -Lsum by rouge-score: means of F1 with stems, as
   `rouge1`, `rouge2` and `rougeLsum`. Raises as `bleu`."""
   # T5 reports the median of bootstrap samples of the mean, which is random;
-  # this is the mean itself, which that estimates.
+  # this is the mean, which that estimates.
   _check(targets, predictions)
   rouge_scorer = require(
     'rouge_score.rouge_scorer', extra='eval', purpose='ROUGE'
   )
   scorer = rouge_scorer.RougeScorer(list(_ROUGE), use_stemmer=True)
   totals = dict.fromkeys(_ROUGE, 0.0)
-  # One sentence a line, which ROUGE-Lsum asks for, as T5 finds them.
+  # ROUGE-Lsum needs one sentence per line; they are split as in T5.
   lines = lambda text: re.sub(r' \. ', ' .\n', text)
   for target, prediction in zip(targets, predictions, strict=True):
     scores = scorer.score(lines(target), lines(prediction))

@@ -18,7 +18,7 @@ from specdec_jax.infer.marks import Counts
 from specdec_jax.measure import metrics
 
 # Neighbouring rows can change the last bits of a log-probability, but not these
-# decimals, so that a restart writes the same bytes.
+# decimals: a restart writes the same bytes.
 _DIGITS = 4
 Record = dict[str, Any]
 

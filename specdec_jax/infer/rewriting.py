@@ -31,10 +31,11 @@ from specdec_jax.text.prompts import Text
 from specdec_jax.text.tasks import Example
 from specdec_jax.training import eagle
 
-# A text as `decode_many.decode` gives it, and the streams that were kept.
+# A row, its output and the streams kept of it, as `decode_many.decode` yields
+# them.
 Written = tuple[Row, DecodeOutput, Any]
-# Columns of a part's prompts are a multiple of this: each width is compiled,
-# and a prompt is prefilled with the padding of its part.
+# Prompts of a part are padded to a multiple of so many tokens: each width has
+# its own programs, and a prompt is prefilled with its padding.
 _WIDTH = 64
 
 
@@ -86,9 +87,9 @@ def write(
   rows = _encode(decoder, writing)
   parts = _parts(rows, writing)
   path = local_path(folder)
-  # All that can be refused is known: now the weights are worth reading.
+  # All refusals are made: now the weights are worth reading.
   decoder = decoder_lib.load(decoder)
-  # Parts of one width and temperature have the same programs.
+  # Parts of one width and temperature share their programs.
   compiled = functools.cache(functools.partial(_compile, decoder, writing))
   with one_writer(path / '.lock', path):
     written_texts.begin(path, _description(decoder, writing, rows, len(parts)))
@@ -154,14 +155,14 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
 
 def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
   """Groups prompts by width, in an order that a restart repeats."""
-  # The first parts are a sample of all: prompts are drawn from anywhere, and
-  # then parts of all widths.
+  # The first parts are a sample of all: prompts are in random order, and so are
+  # parts of all widths.
   generator = np.random.Generator(np.random.Philox(writing.seed))
   by_width: dict[int, list[Row]] = {}
   for i in generator.permutation(len(rows)):
     width = -(-len(rows[i].ids) // _WIDTH) * _WIDTH
     by_width.setdefault(width, []).append(rows[i])
-  # Of 300 prompts of one width in parts of 128: 128, 128 and 44.
+  # 300 prompts of one width in parts of 128 are 128, 128 and 44.
   groups = [
     (width, members[first : first + writing.part_size])
     for width, members in sorted(by_width.items())
@@ -221,7 +222,8 @@ def _compile(
     targets_length=num_new,
   )
   pack = examples.packer(layout)
-  # Fewer than elsewhere: prompts are short, and texts of many lengths.
+  # Fewer rows are refilled at once than elsewhere, as prompts are short and
+  # lengths of texts vary.
   empty = pack([None] * -(-writing.batch_size // 8))
   programs = Program(
     method=method,
@@ -246,7 +248,8 @@ def _join(
   decoder: Decoder, writing: Writing, part: _Part, written: Iterable[Written]
 ) -> written_texts.WrittenTexts:
   """Joins a part's texts, in its order; ValueError if logits were NaN."""
-  # By row, as rows finish in any order: tokens, log-probabilities, streams.
+  # Keyed by row, as rows finish in any order: tokens, log-probabilities,
+  # streams.
   found: dict[int, tuple[np.ndarray, ...]] = {}
   for row, output, kept in written:
     if output.has_nan[0]:

@@ -31,17 +31,22 @@ from specdec_jax.text import prompts
 _ALPHA = 0.6
 
 
-# From the weights, rows, and what counts how well the batch is used, to rows in
-# any order, each with its output, which has `statistics`. Compiled.
+# A compiled function of the weights, rows, and a count of how well the batch is
+# used; it yields the rows in any order, each with its output, which has
+# `statistics`.
 Decode = Callable[
   [Params, Sequence[Row], decode_many.Utilisation], Iterator[tuple[Row, Any]]
 ]
 
 
 class Strategy(NamedTuple):
-  """A way to treat examples: what makes the caches, to tell their sizes, what
-  compiles, and runs once, and what makes the line of an example of the outputs
-  of its rows."""
+  """A way to treat examples.
+
+  Attributes:
+    init: makes the caches and the state, for their sizes.
+    compile: compiles the programs, and runs them once.
+    record: makes the line of an example from the outputs of its rows.
+  """
 
   init: Callable[[Params, Prompt, Job], Arrays]
   compile: Callable[[Job, Params], Decode]
@@ -59,8 +64,9 @@ def of(job: Job) -> Strategy:
 def _compile_loop(job: Job, params: Params) -> Decode:
   pack = examples.packer(job.layout)
   empty = pack([None] * job.refill_size)
-  # One width always: else a row's last bits would depend on whether others have
-  # a draft, and so on the shard and on where a restart began.
+  # Calls always have one width: otherwise a row's last bits would depend on
+  # whether other rows have a draft, and so on the shard and on where a restart
+  # began.
   drafter = job.decoder.drafter._replace(may_abstain=False)
   program = Program(
     method=dataclasses.replace(job.decoder.method, drafter=drafter),
@@ -106,14 +112,14 @@ def _compile_beam_search(job: Job, params: Params) -> Decode:
 
 def _settings(job: Job) -> dict[str, Any]:
   """Returns the arguments that a beam search and its `init` share."""
-  # For a dry run, too, which has no examples and asks for the caches alone.
+  # A dry run asks for the caches alone, and has no examples.
   num_beams = job.decoding.num_decodes or 1
   drafter = beam_drafting.drafter(
     job.decoder, num_beams, job.decoding.draft_width
   )
   return {
     'target': job.decoder.target,
-    # One width always, as in the loop.
+    # As in the loop, calls always have one width.
     'drafter': drafter._replace(may_abstain=False),
     'num_beams': num_beams,
     'max_len': job.max_len,
@@ -138,8 +144,8 @@ def _compile_whole(
   function: Callable[..., Any],
 ) -> Decode:
   """Compiles `function(params, *packed)` for batches that end together."""
-  # Rows are split over the devices, and results come to every process, each of
-  # which makes all lines of a chunk.
+  # Rows are split over the devices, and every process gets all results, as each
+  # makes all lines of a chunk.
   batch = mesh_lib.batch_sharding(job.mesh)
   batch_size = job.decoding.batch_size
 
@@ -207,7 +213,8 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
   init = of(job).init
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
   made, own = job.decoder.drafting, own_params(shapes)
-  # A drafter that shares the target's embeddings has only its own here.
+  # A network's own shapes leave out the embeddings that it shares with the
+  # target.
   if made.config is not None:
     own = models.param_shapes(made.model, made.config)
   of_params = mesh_lib.parameter_shardings
@@ -240,7 +247,8 @@ def show_footprint(job: Job) -> int:
   """Prints the sizes as a table, once for all processes; 0."""
   from rich.table import Column, Table
 
-  # Before anything is printed: this says what does not divide over the mesh.
+  # Computed before anything is printed, as it refuses what does not divide over
+  # the mesh.
   found, mesh = footprint(job), job.mesh
   axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   kind = mesh.devices.flat[0].device_kind

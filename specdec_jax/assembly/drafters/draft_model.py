@@ -29,7 +29,8 @@ class DraftModel(one_by_one.OneByOne):
     made = functools.partial(Drafting, model=self.model, config=config)
     ids = models.read_draft_vocabulary(self.model, target.vocab_size)
     if ids is None:
-      # Either may be padded further: padding has no probability in p or q.
+      # Target or draft model may be padded further: padding has probability
+      # zero in p and q.
       model = families.with_logits_of(model, num_logits)
       drafter = one_by_one.drafter(model, target, length)
       return made(drafter=drafter, chain=as_chain(model))
@@ -45,7 +46,7 @@ def _check_fits(
   model: models.Model, config: families.Config, target: Target
 ) -> None:
   """Raises unless target and draft model read the same, in one vocabulary."""
-  # Whoever has the sizes at hand has compared the vocabularies.
+  # A caller that gives the sizes themselves has compared the vocabularies.
   if isinstance(model.sizes, str | None):
     if target.vocabulary is None:
       target.check_num_logits(config.vocab_size)

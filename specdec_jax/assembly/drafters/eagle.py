@@ -41,7 +41,7 @@ class Eagle(one_by_one.OneByOne):
       if vocabulary_files.is_in(path):
         own = vocabulary_files.read(path)
         vocabularies.check_same_vocabulary(target.vocabulary, own)
-    # The target keeps the features of all that one call can accept.
+    # The target keeps the features of all positions that one call can accept.
     width = lengths.depth(length) + 1
     bound = families.bind(target.config, config, width=width)
     chain, first = drafters.eagle(bound.model), None

@@ -59,19 +59,20 @@ def drafter(
   to_probs = sampling.to_probs(vocab_size)
   if isinstance(length, Tree):
     if sampling.is_greedy:
-      # Ranks need more than which token is the likeliest.
+      # Ranks of children need probabilities, not only the likeliest token.
       to_probs = Sampling(temperature=1.0).to_probs(vocab_size)
     return drafters.branching(
       model, tree=length, logits_to_probs=to_probs, is_ranked=sampling.is_greedy
     )
   if sampling.is_greedy:
-    # What is likeliest is asked of the logits: one-hot probabilities would be
-    # made of their argmax, to be searched for it again.
+    # The drafter takes the argmax of logits: of one-hot probabilities it would
+    # take the argmax a second time.
     rule_out = logits.mask_padding(vocab_size)
     to_probs = lambda logits, sampling: rule_out(logits)
   if not isinstance(length, lengths.Adaptive):
     length = lengths.Adaptive(lengths.fixed(length))
-    # What is asked first says per row whether the model drafts: that varies.
+    # With `first`, whether the model drafts varies by row, as in an adaptive
+    # draft.
     if first is None:
       is_few = few is not None and sampling.is_greedy
       chosen, token_ids = few if few and is_few else (model, None)

@@ -32,7 +32,7 @@ class PromptLookup:
   )
 
   def __post_init__(self):
-    # Said here, before a model is loaded, and in the names of users.
+    # Checked here, before a model is loaded, with the names of the options.
     if self.min_ngram is not None and self.min_ngram > self.max_ngram:
       raise ValueError(
         f'min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}'
@@ -40,7 +40,7 @@ class PromptLookup:
 
   @property
   def length(self) -> lengths.Length:
-    # Copies cost nothing, so that wide ones are tried as well.
+    # Copying costs nothing, so that wide drafts are tried as well.
     return lengths.of(
       gamma=self.gamma,
       usual=8,
@@ -50,7 +50,7 @@ class PromptLookup:
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     if isinstance(length, Tree):
-      # Chains from the root: their number is the root's children.
+      # Each continuation is a chain that hangs from the root.
       drafter = drafters.continuations(
         gamma=trees.depth(length),
         num_continuations=length.parents.count(0),

@@ -17,7 +17,7 @@ from specdec_jax.models import families, quantized
 from specdec_jax.models.families import Config
 from specdec_jax.models.quantized import Bits
 
-# A number of layers, a slice of them, or which they are.
+# How many layers, a slice of them, or their numbers.
 Layers = int | str | Sequence[int]
 
 
@@ -52,7 +52,7 @@ class Quantized(one_by_one.OneByOne):
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     name = f'int{self.bits}' + (f':{self.group}' if self.group else '')
     bits, config = quantized.bits_of(name), target.config
-    # The decoder's stack is the last one.
+    # Of encoder and decoder, the decoder's stack is the last.
     *_, (field, branch) = families.of(config).stacks.items()
     kept = _kept(self.layers, getattr(config, field))
     model = families.language_model(_shortened(config, field, kept))
@@ -97,7 +97,7 @@ def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
 def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
   """Returns the sizes of a model whose decoder has only the layers `kept`."""
   sizes: dict[str, Any] = {field: len(kept)}
-  # Windows are those of the first layers, and repeat.
+  # `windows` lists those of the first layers, and repeats.
   if windows := getattr(config, 'windows', ()):
     sizes['windows'] = tuple(windows[i % len(windows)] for i in kept)
     own = [sizes['windows'][i % len(windows)] for i in range(len(kept))]
@@ -116,7 +116,7 @@ def _params(
 ) -> Arrays:
   """Takes the drafter's parameters, or their shapes, from a target's."""
   stack = target[branch] if branch else target
-  # Of layers 0 and 2: what was `layers_2` is `layers_1`.
+  # With layers 0 and 2, `layers_2` becomes `layers_1`.
   stack = {k: x for k, x in stack.items() if not k.startswith('layers_')} | {
     f'layers_{i}': stack[f'layers_{layer}'] for i, layer in enumerate(kept)
   }

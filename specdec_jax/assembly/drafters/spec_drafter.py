@@ -22,7 +22,7 @@ class SpecDrafter:
 
   @property
   def length(self) -> lengths.Length:
-    # A block costs one pass, however long it is.
+    # A block costs one pass, whatever its length.
     return lengths.of(gamma=self.gamma, usual=25, tried=(5, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
@@ -33,7 +33,7 @@ class SpecDrafter:
         f'{self.model.checkpoint} reads what an encoder made, and '
         f'{target.name} has none: give a draft_model of another kind'
       )
-    # It was trained for one target, and is padded as that is.
+    # It was trained for one target, and has the same padding.
     own, num_logits = config.vocab_size, target.config.vocab_size
     if own != num_logits:
       raise ValueError(f'the target has {num_logits} logits, the drafter {own}')

@@ -20,7 +20,7 @@ class Uniform:
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     drafter = drafters.uniform(
       gamma=lengths.fixed(length),
-      # Of padding nothing is ever drafted, though it has a probability: 0.
+      # Padding is never drafted; its probability is 0.
       vocab_size=target.vocab_size,
       padded_vocab_size=target.config.vocab_size,
     )
