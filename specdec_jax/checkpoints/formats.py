@@ -25,7 +25,7 @@ from specdec_jax.models.layers import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
-# Beside weights, which tokens of theirs are drafted; see `assembly.models`.
+# Lies beside weights that draft only some tokens; see `assembly.models`.
 DRAFT_VOCABULARY = 'draft_vocabulary.json'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Weights], Weights]
@@ -124,7 +124,7 @@ def read_params(
   ValueError if they are another network's, or as `Family.check_params`."""
   found = find(path)
   if found.in_slices:
-    # The shapes say where each slice is to be, before anything is read.
+    # The shapes state each slice's device before anything is read.
     shapes = model_file.param_shapes(config, found.read_weights(path))
     if shardings is not None:
       shapes = jax.tree.map(
@@ -135,7 +135,7 @@ def read_params(
     params = found.read_params(path, shapes)
   else:
     params = found.read_params(path, config)
-  # Values are checked before whole ones leave the host.
+  # Values are checked while whole arrays are still on the host.
   try:
     families.of(config).check_params(config, params)
   except ValueError as error:
@@ -155,7 +155,7 @@ def read_whole_params(path: Path, config: AnyConfig) -> Weights:
 def parts(path: Path) -> list[Path]:
   """Returns the files and folders that the sizes and the parameters of a model
   are in; raises ValueError if it is of no format."""
-  # Digests are of these files: what else lies beside them may change.
+  # These files are digested: others beside them may change.
   found = find(path)
   if found.is_part(path):
     return [t5x.find(path)]
@@ -189,7 +189,7 @@ def _t5x(layout: t5x.Layout) -> Format:
     model_file.write(folder, checked(config))
     t5x.write_target(folder, params, step=step, format=layout)
 
-  # Both layouts are read by one row's functions, and only written differently.
+  # The functions that read are those of both layouts; only writing differs.
   is_checkpoint = lambda path: t5x.layout_of(path) == layout
   return Format(
     name=f't5x_{layout}',

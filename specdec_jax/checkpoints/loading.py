@@ -102,7 +102,7 @@ def locate(name: str) -> Path:
   path = user_path(name)
   if not name or not (path.is_dir() or formats.find_if_any(path)):
     names = [*pretrained.PACKAGED, *pretrained.names()]
-    # As the hub names repositories; a path begins with a folder that is there.
+    # The hub's names look like this; a path begins with a folder that exists.
     is_on_hub = name.count('/') == 1 and not path.parent.is_dir()
     near = [f'hf:{name}'] if is_on_hub and name[0].isalnum() else names
     raise ValueError(
@@ -147,7 +147,7 @@ def read_vocabulary(
   """Returns the vocabulary of the model in a file or folder, or None without
   one; also of a folder with no model. See `vocabulary_files.read`."""
   if path.resolve().parent == pretrained.FOLDER:
-    # The vocabulary that all models of this package share lies there.
+    # All models of this package share the vocabulary in that folder.
     path = next(filter(vocabulary_files.is_in, (path, pretrained.FOLDER)), path)
   if found := formats.find_if_any(path):
     return found.read_vocabulary(path, num_rows)
@@ -183,7 +183,7 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
   if is_converted:
     known = known | huggingface.HONOURED
   file, found = huggingface.stated(path, known)
-  # As `sequence_bias [...]`.
+  # Each as `sequence_bias [...]`.
   said = sorted(f'{key} {reprlib.repr(x)}' for key, x in found.items())
   if said:
     logging.getLogger('specdec_jax').warning(
@@ -209,8 +209,8 @@ def check_vocabulary(
   has_spare_rows = families.of(config).has_spare_rows
   if num_padding >= 0 and (has_spare_rows or is_padding(num_padding)):
     return
-  # Of 8 embeddings and 10 tokens: 8 and 9. The tokenizer of Gemma 3 has one for
-  # images, and its small models have no embedding for it.
+  # With 8 embeddings and 10 tokens: 8 and 9. The tokenizer of Gemma 3 has a
+  # token for images, and its small models have no embedding for it.
   behind = set(range(config.vocab_size, vocabulary.vocab_size))
   if behind and has_spare_rows and behind <= vocabulary.special_ids:
     return
@@ -218,7 +218,7 @@ def check_vocabulary(
     f'{path} has a vocabulary of {vocabulary.vocab_size} tokens and embeddings '
     f'of {config.vocab_size}'
   )
-  # T5's sentencepiece models say nothing of their 100 sentinels.
+  # T5's SentencePiece models do not state their 100 sentinels.
   num_sentinels = getattr(vocabulary, 'extra_ids', 0)
   if num_sentinels and num_padding < 0:
     message += (

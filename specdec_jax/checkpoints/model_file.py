@@ -22,9 +22,9 @@ def write(folder: Path, config: AnyConfig, weights: str | None = None) -> None:
   """Writes the sizes into a folder's model.json, whole or not at all; `weights`
   is how those beside it are packed, as `quantized.bits_of` reads it."""
   fields = dataclasses.asdict(config)
-  # JSON has no dtypes; all other fields are numbers, texts, flags and lists.
+  # JSON has no dtypes; all other fields are numbers, strings, flags and lists.
   fields['dtype'] = jnp.dtype(config.dtype).name
-  # How one decodes is not the model's.
+  # The cache's dtype is a choice of decoding, not the model's.
   fields.pop('cache_dtype', None)
   contents = {'network': families.of(config).name, 'config': fields}
   contents |= {'weights': weights} if weights else {}

@@ -37,7 +37,7 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
   processes.ask_first(make_empty)
-  # Half bytes are no type of zarr's, and those in bytes are compressed.
+  # zarr has no type of half a byte; whole bytes are compressed.
   params = quantized.in_bytes(params)
   write_tree(folder / PARAMS, params)
   weights = quantized.name_of(params)
@@ -67,7 +67,7 @@ def write_tree(folder: Path, tree: Weights) -> None:
 def text_of(folder: Path) -> str:
   """Returns a folder's path as text for Orbax; ValueError for a name that it
   would take for a pattern."""
-  # It finds its own files by it, or not, or those of others.
+  # Orbax would find its own files by the pattern, or none, or others.
   if glob.has_magic(str(folder)):
     raise ValueError(f'{folder}: Orbax takes *, ? and [ for patterns')
   return str(folder)
@@ -84,7 +84,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   if not metadata.has('tree_metadata'):
     metadata.refuse('tree_metadata', 'the arrays of the tree')
   is_ocdbt = metadata.flag('use_ocdbt', False)
-  # What wrote the tree says how; by default it was an earlier Orbax.
+  # The writer states the driver; earlier Orbax, which did not, used zarr.
   driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
   specs, tree = {}, metadata.at('tree_metadata')
   for entry in map(tree.at, tree.values):

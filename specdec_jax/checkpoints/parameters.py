@@ -16,9 +16,10 @@ from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.quantized import SCALE
 
-# Others store matrices as `[out, in]`, and positions as `[buckets, heads]`.
+# Other formats store matrices as `[out, in]`, and positions as `[buckets,
+# heads]`.
 _TRANSPOSED = ('/kernel', '/rel_embedding')
-# Of arrays on a CPU, in bytes, by which jax decides whether to copy one.
+# On a CPU jax copies an array unless its memory is aligned to so many bytes.
 _ALIGNMENT = 64
 
 
@@ -137,7 +138,7 @@ def read_all(
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
   """Returns an array in memory that jax takes for its own on a CPU."""
-  # Of memory that begins at byte 16 of 64, the first 48 are left out.
+  # If the memory begins at byte 16 of 64, the first 48 are left out.
   num_bytes = math.prod(shape) * dtype.itemsize
   memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % _ALIGNMENT

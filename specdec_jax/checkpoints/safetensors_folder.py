@@ -56,7 +56,7 @@ class RemoteFile:
     length = int.from_bytes(bytes(self._data[:8]), 'little')
     self._begin = 8 + min(length, _MAX_HEADER)
     head = bytes(self._data[: self._begin])
-    # safetensors checks the header of a file as long, with nothing behind it.
+    # Has safetensors check the header, in a sparse file of the same length.
     with tempfile.NamedTemporaryFile() as file:
       file.write(head)
       file.truncate(self._data.size)
@@ -67,16 +67,17 @@ class RemoteFile:
   def get_tensor(self, name: str) -> np.ndarray:
     like = self.get_slice(name)
     shape = like.get_shape()
-    # No value is read of the file that has none, only what type they are of.
+    # Reads no values, only their type.
     dtype = like[:0].dtype if shape else like[...].dtype
     start, stop = self._entries[name]['data_offsets']
     values = self._data[self._begin + start : self._begin + stop]
     return values.view(dtype).reshape(shape)
 
 
-# The open file of every tensor name.
+# The open file that has each tensor, by name.
 Tensors = dict[str, TensorFile]
-# Those that a network needs, and its parameters, by their names in the file.
+# The tensors that a network needs, and its parameters, by their names in the
+# file.
 Needed = tuple[Tensors, tuple[Parameter, ...]]
 
 
@@ -102,11 +103,11 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
       if is_in_bucket(path) and isinstance(error, OSError):
         raise  # It says nothing of the file.
       raise ValueError(f'{path} is no complete file: {error}') from error
-    # The index may be of other files than those that are there.
+    # The index may not match the files.
     present = set(handle.keys())
     stored_arrays.check_names(present, {*names} or present, path, is_all=False)
     handles.update(dict.fromkeys(names or present, handle))
-  # Before parameters are listed: a file may state a thousand layers.
+  # Checked before parameters are listed: a file may state a thousand layers.
   num_layers = sum(families.num_layers(config)) if config else 0
   if num_layers > len(handles):
     raise ValueError(
@@ -192,7 +193,7 @@ def without_copy(
   all the same; ValueError if they are no copy of the embeddings."""
   kept = dict(handles)
   copy = kept.pop(name, None)
-  # Whoever reads the other says if it is missing.
+  # A missing embedding is reported by its reader.
   if copy is None or of not in kept:
     return kept
   if not np.array_equal(kept[of].get_tensor(of), copy.get_tensor(name)):
@@ -224,7 +225,7 @@ def write_params(
         f'{parameter.path} is {list(values.shape)}, expected '
         f'{list(parameter.shape)}'
       )
-    # safetensors writes memory as it lies.
+    # safetensors writes an array's memory, whatever its strides.
     tensors[parameter.name] = np.ascontiguousarray(
       values.T if parameter.is_transposed else values
     )

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 MAX_COUNT = 2**31 - 1
-# No trained network has as many; a loop over more could take for ever.
+# No trained network has more; loops over more could take forever.
 MAX_LAYERS = 1000
-# Of fields that decide how long a loop or a table is.
+# Limits of fields that decide how long a loop or a table is.
 MOST = {
   'num_layers': MAX_LAYERS,
   'num_encoder_layers': MAX_LAYERS,
@@ -155,7 +155,7 @@ class Settings:
 
   def at(self, key: str) -> 'Settings':
     """Returns the object at a key, read likewise; empty if absent."""
-    # Both share one set of keys that were asked for, by their full names.
+    # Both share one set of keys that were read, by their full names.
     value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')
     section = f'{self.section}{key}.'
     return dataclasses.replace(self, values=value, section=section)
@@ -170,11 +170,11 @@ class Settings:
   def _read(
     self, key: str, default: Any, is_right: _IsRight, expected: str
   ) -> Any:
-    # `refuse_others` finds the keys that nobody asked for.
+    # `refuse_others` refuses keys that were never read.
     self.asked.add(f'{self.section}{key}')
     value = self.values.get(key)
-    # A default is checked as well: it may be derived from other keys, as the
-    # size of a head is, which is 0 with more heads than there are numbers.
+    # A default is checked as well: it may derive from other keys. A head's size
+    # does, and is 0 if there are more heads than numbers.
     value = default if value is None else value
     if value is None or not is_right(value):
       self.refuse(key, expected)

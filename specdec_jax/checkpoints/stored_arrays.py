@@ -48,12 +48,12 @@ def open_all(
   if an array is not there or is not what its spec says, and ImportError without
   the tensorstore package.
   """
-  # All are begun before the first is waited for.
+  # All reads are started before the first is awaited.
   tensorstore = import_tensorstore()
   futures, arrays = {}, {}
   for name, spec in specs.items():
     with _damage(source, name, 'opened'):
-      # By default a chunk that is not there reads as zeros.
+      # By default a missing chunk reads as zeros.
       futures[name] = tensorstore.open(
         {**spec, 'fill_missing_data_reads': False}, open=True, read=True
       )
@@ -66,7 +66,7 @@ def open_all(
 
 def _check_chunks(store: Stored) -> None:
   """Raises ValueError if a chunk is larger than its array."""
-  # It is allocated whole, and 4 MB of gzip could take 4 GB.
+  # A chunk is allocated whole: 4 MB of gzip could take 4 GB.
   shape, chunk = store.shape, store.chunk_layout.read_chunk.shape or ()
   if any(c > max(1, s) for c, s in zip(chunk, shape, strict=True)):
     sizes = ('x'.join(map(str, each)) for each in (chunk, shape))
@@ -80,7 +80,8 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # Its first sentence, without the sources in brackets: it may be of pages.
+    # Keeps the first sentence, without sources in brackets: the text can be
+    # pages long.
     reason = str(error).split(' [')[0].split('; reading')[0]
     if is_in_bucket(source):
       from specdec_jax.files import buckets
@@ -117,7 +118,7 @@ def read_tree(
     ValueError: if arrays are missing, unexpected, of other shapes or types, or
       unreadable.
   """
-  # Names first, then shapes and types: nothing is read of a tree that differs.
+  # Compares names, then shapes and types, before anything is read.
   wanted = flatten(expected)
   check_names(set(arrays), set(wanted), source)
   _check_arrays(arrays, wanted, source)
@@ -144,7 +145,7 @@ def in_threads(
 
 def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
   """Reads one array, or this process's slices of it, each once."""
-  # Devices that hold copies of a slice ask for it one after the other.
+  # Devices with copies of a slice ask for it one after the other.
   shape = tuple(stored.shape)
   read_before: dict[tuple, np.ndarray] = {}
 
@@ -204,7 +205,7 @@ def _check_arrays(
   arrays: Mapping[str, Stored], wanted: Weights, source: str
 ) -> None:
   """Raises ValueError, naming the first few, unless the shapes agree."""
-  # Integers must be of their own type; floats are cast, of any width.
+  # Integers must have the stored type; floats of any width are cast.
   wrong = []
   for name, leaf in wanted.items():
     stored = describe(arrays[name])

@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-# Else epath takes TensorFlow where that is installed, which need not know gs://.
+# epath would take TensorFlow if installed, which may not know gs://.
 os.environ.setdefault('EPATH_USE_TF', 'false')
 
 import aiohttp
@@ -31,14 +31,14 @@ import requests
 from etils import epath
 from gcsfs.retry import HttpError
 
-# Other hosts write, too: what is there is asked every time.
+# Other hosts may write: every listing asks the server.
 for _protocol in ('gs', 'gcs'):
   _settings = fsspec.config.conf.setdefault(_protocol, {})
   _settings.setdefault('use_listings_cache', False)
 if 'GCSFS_DEBUG' not in os.environ:
-  # It prints the stack of what it raises.
+  # gcsfs prints the stack of every error that it raises.
   logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
-  # And so do the threads of Orbax.
+  # Orbax's threads do as well.
   logging.getLogger('absl').addFilter(
     lambda record: '_SignalingThread.run()' not in str(record.msg)
   )
@@ -50,9 +50,9 @@ _UNANSWERED = (
   ConnectionError,
   requests.exceptions.RequestException,
 )
-# Statuses that gcsfs repeats a request for.
+# Statuses on which gcsfs repeats a request.
 _BUSY = ('408', '429', '500', '501', '502', '503', '504')
-# In what gcsfs and tensorstore say.
+# Words in errors of gcsfs and tensorstore.
 _FORBIDDEN = ('Forbidden', 'PERMISSION_DENIED', 'UNAUTHENTICATED')
 _ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE', 'retry attempts failed')
 
@@ -78,7 +78,7 @@ class BucketPath(_EPath):
   def resolve(self) -> Self:
     return self
 
-  # It has no links, no working directory and no home.
+  # There are no links, no working directory and no home.
   absolute = expanduser = resolve
 
   def exists(self) -> bool:
@@ -202,7 +202,7 @@ class Ranges:
 
   def __init__(self, path: BucketPath):
     self.path = path
-    # Asked once: whoever slices counts from its end.
+    # Asked once, as slices may count from the end.
     with _asking(path) as files:
       self.size = int(files.info(str(path))['size'])
 
@@ -224,7 +224,7 @@ def _asking(path: BucketPath) -> Iterator[Any]:
 @functools.cache
 def _find_bucket(bucket: str) -> None:
   """Raises FileNotFoundError if there is no such bucket; asks once for it."""
-  # Of a missing bucket and of a missing object gcsfs says the same.
+  # gcsfs raises the same for a missing bucket and a missing object.
   try:
     fsspec.filesystem('gcs').ls(f'gs://{bucket}', detail=False, max_results=1)
   except FileNotFoundError as error:
@@ -239,7 +239,7 @@ def explained(path: object) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # One with a name is of the local disk, or was explained already.
+    # An error with a file name is of the local disk, or explained already.
     if isinstance(error, OSError) and error.filename:
       raise
     if (found := refusal(error, str(path))) is None:
@@ -255,7 +255,7 @@ def refusal(error: Exception, path: str) -> OSError | None:
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
   if isinstance(error, FileNotFoundError):
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-  # Its first sentence: tensorstore's go on for pages.
+  # Keeps the first sentence: tensorstore's errors go on for pages.
   reason = ' '.join(str(error).split(' [')[0].split()) or type(error).__name__
   code = str(getattr(error, 'code', ''))
   if (

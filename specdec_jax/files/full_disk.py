@@ -31,7 +31,7 @@ def named(path: str | os.PathLike[str], arrays: object = ()) -> Iterator[None]:
   amounts = ''
   sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays)]
   if needed := sum(sizes):
-    # The disk of the nearest folder that exists.
+    # Asks the disk of the nearest folder that exists.
     above = (Path(path), *Path(path).absolute().parents)
     free = shutil.disk_usage(next(p for p in above if p.exists())).free
     amounts = f' ({needed:,} bytes to write, {free:,} free)'
@@ -41,7 +41,7 @@ def named(path: str | os.PathLike[str], arrays: object = ()) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # Errors of tensorstore have no number, and the system's words for it.
+    # tensorstore's errors have no number, but the system's words for it.
     if isinstance(error, OSError):
       about = [number for number in _NUMBERS if number == error.errno]
     else:

@@ -15,21 +15,21 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
   written and by whom. In a bucket the block runs at once: two processes have to
   write the same objects there, each of them whole."""
   lock = user_path(lock)
-  # A bucket has no locks that die with a process.
+  # Buckets have no lock that ends with its process.
   if is_in_bucket(lock):
     yield
     return
   lock.parent.mkdir(parents=True, exist_ok=True)
   # The kernel's lock (`flock`) on an open file, which is removed at the end: a
-  # process that is killed leaves at most the file, which locks nobody out. It
-  # says whom a second process names in its message.
+  # process that is killed leaves at most the file, which locks nobody out. The
+  # file names its owner for another process's message.
   with _locked(lock, what) as file:
     file.write(f'process {os.getpid()} on {os.uname().nodename}')
     file.flush()
     try:
       yield
     finally:
-      # While it is locked: see `_locked`.
+      # Removed while it is locked: see `_locked`.
       lock.unlink(missing_ok=True)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from specdec_jax.files.require import require
 
-# It takes a second and a half, which local paths do not cost.
+# Importing it takes a second and a half, which local paths are spared.
 if TYPE_CHECKING:
   from specdec_jax.files.buckets import BucketPath, Ranges
 
-# As a text, and as what `Path` makes of it.
+# Matches gs:// and `gs:/`, which `Path` makes of it.
 _BUCKET = re.compile(r'gs:/+')
 _ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/', re.IGNORECASE)
 
@@ -91,6 +91,6 @@ def mapped(path: Path) -> 'np.ndarray | Ranges':
     from specdec_jax.files import buckets
 
     return buckets.Ranges(remote)
-  if not path.stat().st_size:  # Which cannot be mapped.
+  if not path.stat().st_size:  # An empty file cannot be mapped.
     return np.empty(0, np.uint8)
   return np.memmap(path, dtype=np.uint8, mode='r')

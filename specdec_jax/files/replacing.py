@@ -22,10 +22,10 @@ from specdec_jax.files.paths import (
   user_path,
 )
 
-# In the name of a file that is not complete. Processes of several hosts may
-# have the same number.
+# Part of the name of an incomplete file. Processes on several hosts may have
+# the same number.
 PARTIAL = '.partial-'
-# In a folder of a bucket that is not complete.
+# Lies in an incomplete folder of a bucket.
 _BEGUN = 'specdec-begun'
 
 
@@ -54,7 +54,8 @@ def file(
     unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
     begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
     refused = begun
-  # Who keeps parts of a file writes elsewhere meanwhile: errors may be of that.
+  # A caller that keeps parts of a file writes elsewhere meanwhile: an error may
+  # be about that.
   with contextlib.nullcontext() if on_failure else _explained(path, refused):
     try:
       yield begun
@@ -91,7 +92,7 @@ def _put(begun: Path, final: Path) -> None:
   if (remote := in_bucket(final)) is not None:
     remote.upload(begun)
     return
-  # Else a crash of the machine can leave the name with no bytes behind it.
+  # Without it a crash of the machine could leave the name without its bytes.
   with begun.open('r+b') as written:
     os.fsync(written.fileno())
   if final.exists():
@@ -170,7 +171,7 @@ def _in_place(final: Path) -> Iterator[None]:
   except GeneratorExit:
     raise  # Collected, maybe in the client's own loop: it gets no request.
   except BaseException:
-    with contextlib.suppress(OSError):  # Which the first one explains.
+    with contextlib.suppress(OSError):  # The first error explains it.
       remove_tree(final)
     raise
 
@@ -184,7 +185,7 @@ def folder(
   be written. One of a bucket is written in a temporary folder, and uploaded,
   `mark` last."""
   path = user_path(path)
-  # A mark says that a command like this one wrote it.
+  # A folder with a mark was written by a command like this one.
   if path.exists():
     if not path.is_dir():
       raise ValueError(f'{path} is not a folder')
@@ -197,7 +198,7 @@ def folder(
     with tempfile.TemporaryDirectory(prefix='specdec-') as name:
       yield Path(name)
       remove_tree(path)
-      # Readers know a whole folder by its mark, which therefore comes last.
+      # Uploads the mark last: readers take a folder with its mark for complete.
       begun = [each for each in Path(name).iterdir() if each.name != mark]
       for each in (*begun, Path(name, mark)):
         (remote / each.name).upload(each)

@@ -12,8 +12,7 @@ from jax.experimental import multihost_utils
 
 from specdec_jax.files.paths import in_bucket
 
-# Of files larger than all of them together, about so many blocks are read, each
-# of so many bytes.
+# Of larger files so many blocks of so many bytes are read, at equal distances.
 _NUM_BLOCKS = 4096
 _BLOCK = 4096
 
@@ -25,8 +24,8 @@ def of_settings(settings: Mapping[str, str]) -> str:
 def of_files(paths: Iterable[Path]) -> str:
   """Returns the digest of files, and of all files in folders, on any host the
   same: of names, sizes and blocks at equal distances."""
-  # Files of 16 MiB together are read whole; in a bucket none is, since the
-  # server keeps checksums.
+  # Files of up to 16 MiB together are read whole. In a bucket nothing is read:
+  # the server keeps checksums.
   files: dict[str, Path] = {}
   digest = hashlib.sha256()
   for path in sorted(paths):
@@ -77,7 +76,7 @@ def check_everywhere(settings: Mapping[str, str]) -> None:
     return
   gather = multihost_utils.process_allgather
   text = _text(settings)
-  # All have to send as much; blanks at the end of JSON say nothing.
+  # All processes have to send equally much; JSON may end in blanks.
   width = int(gather(np.int32(len(text))).max())
   texts = gather(np.frombuffer(text.ljust(width), np.uint8))
   first, *others = (json.loads(bytes(row)) for row in texts)

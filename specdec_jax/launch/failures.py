@@ -12,7 +12,7 @@ EXIT_BUG, EXIT_BAD_INPUT = 1, 2
 EXIT_TRY_AGAIN = 75
 # As shells report SIGINT.
 EXIT_INTERRUPTED = 130
-# What `files.buckets` says of such a server.
+# The errno that `files.buckets` gives a server that does not answer.
 AWAY = errno.EHOSTUNREACH
 
 
@@ -33,12 +33,12 @@ def explain(error: BaseException) -> tuple[str, int]:
       '--max_new_tokens or --gamma, or take --dtype bfloat16',
       EXIT_BAD_INPUT,
     )
-  # Most commands learn from whatever computes first that jax has no device.
+  # Most commands find out in their first computation that jax has no device.
   is_silent = isinstance(error, AssertionError) and not text
   is_of_jax = is_silent or text.startswith('Unable to initialize backend')
   if is_of_jax and (lacking := platforms.missing()):
     return lacking, EXIT_BAD_INPUT
-  # On purpose: one of these, raised by a line of this package.
+  # Raised on purpose: by a line of this package.
   is_expected = isinstance(error, (ValueError, ImportError))
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)
   package = os.path.dirname(specdec_jax.__file__) + os.sep
@@ -53,14 +53,15 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 def is_out_of_memory(error: BaseException) -> bool:
   """Tells whether an error of Python or of XLA says so."""
-  # XLA's for a CPU has no status of its own for it.
+  # XLA has no status of its own for a CPU out of memory.
   signs = ('RESOURCE_EXHAUSTED', 'Out of memory')
   return isinstance(error, MemoryError) or any(x in str(error) for x in signs)
 
 
 def is_away(error: BaseException | None) -> bool:
   """Tells whether it comes from the server of a bucket that does not answer."""
-  # Others raise ConnectionError as well, for a hub without a network.
+  # Others raise ConnectionError as well, such as the hub's client without a
+  # network.
   while error is not None and getattr(error, 'errno', None) != AWAY:
     error = error.__cause__
   return error is not None

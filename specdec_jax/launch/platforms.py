@@ -6,14 +6,14 @@ import os
 
 import jax
 
-# Extras of specdec_jax, by what `JAX_PLATFORMS` calls their devices.
+# The extra of specdec_jax for each device, by its name in `JAX_PLATFORMS`.
 _EXTRAS = {'cuda': 'cuda', 'gpu': 'cuda', 'tpu': 'tpu'}
 
 _ANSWERS = {
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'TPU_ACCELERATOR_TYPE': 'v4-8',
-  # One that only compiles takes no chip from another process.
+  # A process that only compiles takes no chip from another.
   'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',
 }
 

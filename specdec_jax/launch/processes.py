@@ -22,15 +22,16 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.launch import failures, numbers, progress
 
 _Result = TypeVar('_Result')
-# For all processes to start, and until standard error says who is waited for.
+# How long all processes may take to start, and when standard error begins to
+# name those that are missing.
 _JOIN_SECONDS = 120
 _NOTICE_SECONDS = 5
-# How often each looks whether another has failed, how long the one that has
-# waits until they know, and what it tells them by.
+# How often each looks whether another has failed, how long a failed one waits
+# until they know, and the key under which it tells them.
 _LOOK_SECONDS = 2
 _LEAVE_SECONDS = 10
 _FAILED = 'specdec/failed'
-# Of a path, on Linux and in buckets.
+# The longest path, on Linux and in buckets.
 _MAX_TEXT = 4096
 
 
@@ -89,14 +90,14 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
     return
   if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    # Programs that were kept do not keep the order of their collectives, and
-    # processes wait for each other forever.
+    # Programs from the cache may run their collectives in another order, and
+    # the processes would wait for each other forever.
     jax.config.update('jax_enable_compilation_cache', False)
   _join(meeting)
   # Whoever acquires `ending` decides how this process ends.
   ending, is_over = threading.Lock(), threading.Event()
-  # While it lives, `progress.leave_unfinished_work` ends a process that failed:
-  # what it computes together with others may never be done.
+  # While this thread lives, `progress.leave_unfinished_work` ends a failed
+  # process: what it computes together with others may never finish.
   watch = threading.Thread(
     target=_follow, args=(ending, is_over), name=progress.THREAD, daemon=True
   )
@@ -120,7 +121,7 @@ def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
   while not is_over.wait(_LOOK_SECONDS):
     try:
       index, status = client.key_value_try_get(_FAILED).split()
-    except RuntimeError:  # None has.
+    except RuntimeError:  # None has failed.
       continue
     if not ending.acquire(blocking=False):
       threading.Event().wait()
@@ -134,12 +135,12 @@ def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
 def _leave(failure: str | None = None) -> None:
   """Tells the other processes of a failure, and waits until all that are alive
   know, for `_LEAVE_SECONDS` at most."""
-  # jax aborts the processes that lose the first one.
+  # jax aborts the processes that lose the first process.
   client: Any = distributed.global_state.client
-  with contextlib.suppress(RuntimeError):  # Another one was first.
+  with contextlib.suppress(RuntimeError):  # Another process was first.
     if failure:
       client.key_value_set(_FAILED, failure)
-  with contextlib.suppress(RuntimeError):  # One was killed.
+  with contextlib.suppress(RuntimeError):  # A process was killed.
     client.wait_at_barrier(_FAILED, _LEAVE_SECONDS * 1000)
     jax.distributed.shutdown()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from specdec_jax.files.require import require
 
 _Result = TypeVar('_Result')
-# The name of threads that a process which fails does not wait for.
+# A process that fails does not wait for threads of this name.
 THREAD = 'specdec'
 
 
@@ -113,7 +113,7 @@ def waiting(
 def _counted(message: str, total: float) -> Iterator[Bar]:
   """Yields the bar where there is no terminal: lines of `_lines` say it."""
   all_done = 0.0
-  # Of the last minute: what was done at once says little of the speed.
+  # Marks of the last minute: what was done at once tells little of the speed.
   marks = collections.deque([(time.monotonic(), 0.0)], maxlen=7)
 
   def advance(amount: float) -> None:
@@ -157,8 +157,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     progress.TimeRemainingColumn(),
     console=console(is_stderr=True),
     transient=True,
-    # Else rich takes what is printed to a redirected standard output, too, to
-    # the terminal.
+    # Otherwise rich would print redirected standard output to the terminal.
     redirect_stdout=False,
     redirect_stderr=False,
   )
@@ -180,7 +179,8 @@ def interruptible(
   """Calls a function that computes for long, such that the caller sees an
   interrupt at once. A TimeoutError after `seconds`, when it goes on, see
   `leave_unfinished_work`."""
-  # In a thread: Python sees an interrupt only between its own instructions.
+  # Runs in a thread: Python notices an interrupt only between its own
+  # instructions.
   future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
   def work() -> None:
@@ -200,7 +200,7 @@ def interruptible(
 
 def leave_unfinished_work(status: int) -> None:
   """Ends the process if an `interruptible` call is still running."""
-  # Python would wait for it, or tear down what it uses.
+  # At its end Python would wait for the call, or tear down what it uses.
   if any(thread.name == THREAD for thread in threading.enumerate()):
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -21,17 +21,19 @@ from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
 _GEMMAS = ('gemma2', 'gemma3')
-# Layers of the largest of each, whose scores alone are not divided by the root
-# of a head's size. Files do not state it; llama.cpp knows them by this number.
+# The number of layers of the largest model of each. In these alone attention
+# scores are not divided by the root of a head's size; files do not state it,
+# and llama.cpp, too, goes by the number of layers.
 _NUM_LAYERS_27B = {'gemma2': 46, 'gemma3': 62}
 _ARCHITECTURES = ('llama', 'qwen2', 'qwen3', *_GEMMAS)
-# Whose queries and keys llama.cpp's converter interleaves; Mistral's are one.
+# The architecture whose queries and keys llama.cpp's converter interleaves;
+# files of Mistral name it as well.
 _INTERLEAVED = 'llama'
 # Keys of an architecture that change nothing that is computed.
 _WITHOUT_EFFECT = ('vocab_size', 'expert_used_count', 'tensor_data_layout')
 _EMBEDDING = 'token_embd.weight'
 _ROPE_FACTORS = 'rope_freqs.weight'
-# Of our branches; those of layer N are below `blk.N`.
+# By the names of our branches; those of layer N are below `blk.N`.
 _NAMES = {
   'token_embedder': 'token_embd',
   'decoder_norm': 'output_norm',
@@ -82,7 +84,7 @@ def read_config(
   """
   file = container.open_gguf(path)
   architecture = _architecture(file)
-  # `llama.block_count` is asked for as `block_count`.
+  # `llama.block_count` becomes `block_count`.
   section = f'{architecture}.'
   stated = {
     key.removeprefix(section): value
@@ -140,7 +142,7 @@ def sizes_of(
 def _config_of(
   file: GgufFile, values: Settings, architecture: str, sizes: Json
 ) -> LlamaConfig:
-  # What would load and compute something else.
+  # Refuses what would load, and then compute something else.
   values.expect('expert_count', 0, ': experts are not supported')
   values.expect('rope.scaling.type', 'none')
   for key in ('rope.scaling.factor', 'rope.scale_linear'):
@@ -169,7 +171,8 @@ def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
   period = 6 if is_gemma_3 else 2
   window = values.count('attention.sliding_window')
   values.expect('attention.sliding_window_pattern', period)
-  # Scores are divided by the root of this: of a head's size but in one model.
+  # Scores are divided by the root of `scalar`: a head's size in all models but
+  # one.
   scalar = sizes['head_dim']
   if sizes['num_layers'] == _NUM_LAYERS_27B[kind]:
     scalar = sizes['embed_dim'] // sizes['num_heads']
@@ -292,7 +295,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
   tokens = values.texts(_TOKENS)
   if not tokens:
     values.refuse(_TOKENS, 'at least one token')
-  # A token with two ids would be encoded as one of them.
+  # A token with two ids would always be encoded as one of them.
   token, times = collections.Counter(tokens).most_common(1)[0]
   if times > 1:
     raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {times} times')
@@ -316,7 +319,7 @@ def _build_tokenizer(
     values.refuse('tokenizer.ggml.model', 'gpt2, which is byte-level pairs')
   splitting = values.text('tokenizer.ggml.pre')
   is_llama3 = splitting in _LLAMA3_NAMES
-  # By default as in llama.cpp, src/llama-vocab.cpp.
+  # The default is that of llama.cpp, src/llama-vocab.cpp.
   adds_bos = values.flag('tokenizer.ggml.add_bos_token', is_llama3)
   merges = values.texts('tokenizer.ggml.merges')
   types = _token_types(values, len(tokens))
@@ -346,7 +349,7 @@ def _build_tokenizer(
       for token, kind in zip(tokens, types, strict=False)
       if kind in (_CONTROL, _USER_DEFINED)
     ]
-    # All in one call, in order of id: each call takes time.
+    # Added in one call, in order of id: each call takes time.
     tokenizer.add_tokens(added)
   return tokenizer
 

@@ -34,9 +34,9 @@ _SCALARS = {
 _import_gguf = functools.partial(
   packages.require, 'gguf', extra='models', purpose='a GGUF file'
 )
-# Blocks that are dequantised at a time: the temporaries then stay in cache.
+# So many blocks are dequantised at a time: temporaries stay in the CPU's cache.
 _BLOCKS_AT_A_TIME = 2048
-# Of an object in a bucket, for its header.
+# So much of an object in a bucket is read first, for its header.
 _FIRST_BYTES = 2**22
 
 
@@ -96,7 +96,7 @@ class _Cursor:
     return [self.value(item_type) for _ in range(length)]
 
   def scalars(self, type_id: int, length: int) -> np.ndarray:
-    # Where they lie in the file: objects would take up to 36 times the memory.
+    # A view of the file: Python's objects would take up to 36 times the memory.
     dtype = np.dtype(_SCALARS[type_id])
     return np.frombuffer(self.take(length * dtype.itemsize), dtype)
 
@@ -126,8 +126,8 @@ def _read_header(
   data: 'np.ndarray | Ranges',
 ) -> tuple[Json, dict[str, TensorInfo]]:
   """Reads the metadata, and where tensors lie."""
-  # The header does not say how long it is: that of an object in a bucket is
-  # read again, larger, until it is whole.
+  # The header does not state its length: for an object in a bucket, more is
+  # read until the header is complete.
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
   while True:
     try:

@@ -21,7 +21,7 @@ from specdec_jax.text.vocabularies import Vocabulary
 
 CONFIG = 'config.json'
 _GENERATION = 'generation_config.json'
-# What is downloaded of a repository.
+# Files of a repository that are downloaded.
 _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 _Convert = Callable[[Any, Weights], Weights]
 
@@ -44,7 +44,7 @@ class _Network(NamedTuple):
   to_file: _Convert = lambda config, params: params
 
 
-# By the names that model.json has for them.
+# By their names in model.json.
 _NETWORKS = {
   'llama': _Network(llama),
   't5': _Network(t5),
@@ -52,8 +52,8 @@ _NETWORKS = {
   't5gemma': _Network(t5gemma),
   'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
 }
-# What generation_config.json, or config.json without one, can state that
-# changes even greedy text, and the values that do not: `stated` has it.
+# Settings of generation_config.json, or without one of config.json, that change
+# even greedy text, with the values that do not; `stated` returns them.
 HONOURED: Json = {
   'bad_words_ids': None,
   'begin_suppress_tokens': None,
@@ -69,8 +69,8 @@ HONOURED: Json = {
   'sequence_bias': None,
   'suppress_tokens': None,
 }
-# The same of what changes the text of transformers, and nothing here. Loading
-# names it.
+# Likewise settings that change the text of transformers, and nothing here.
+# Loading warns of them.
 NOT_HONOURED: Json = {
   'exponential_decay_length_penalty': None,
   'guidance_scale': 1.0,
@@ -100,7 +100,7 @@ WITHOUT_EFFECT = frozenset(HONOURED | NOT_HONOURED) | frozenset((
 ))  # fmt: skip
 
 _ADDED = 'added_tokens_decoder'
-# Of tokens, in the order in which transformers adds them.
+# Roles of tokens, in the order in which transformers adds them.
 _ROLES = (
   'bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token', 'cls_token',
   'mask_token',
@@ -178,7 +178,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   tokenizers = vocabularies.import_tokenizers()
   with vocabularies.package_errors(f'{path} cannot be read'):
     tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    # One saved during training would cut and pad texts as it did there.
+    # A tokenizer that was saved during training would cut and pad texts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
   values = tokenizer_settings(folder)
@@ -186,7 +186,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   with vocabularies.package_errors(f'the added tokens of {folder}'):
     there = {t.content for t in tokenizer.get_added_tokens_decoder().values()}
     new = [token for text, token in added.items() if text not in there]
-    # All in one call, as each takes time.
+    # Added in one call, as each call takes time.
     tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in new])
   places = _places_of_roles(values)
   roles = {role: _token(*place)['content'] for role, place in places.items()}
@@ -207,12 +207,12 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
   """Reads the end-of-text ids of generation_config.json, or else of
   config.json."""
-  # An empty list in the first file is none: the second is asked.
+  # An empty list in the first file counts as none.
   for name in (_GENERATION, CONFIG):
     values = settings.read_if_any(folder / name)
     if ids := values.ids('eos_token_id'):
       return tuple(ids)
-    # Of an encoder-decoder or of a model that also sees.
+    # Where an encoder-decoder, or a model that also sees, states them.
     for section in ('decoder', 'text_config'):
       if ids := values.at(section).ids('eos_token_id'):
         return tuple(ids)
@@ -227,7 +227,7 @@ def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
   if not values.values:
     values = settings.read_if_any(folder / CONFIG)
     places = [values, values.at('decoder'), values.at('text_config')]
-  # Of several places the first counts.
+  # If several places state a key, the first counts.
   return values.path, {
     key: place.values[key]
     for place in reversed(places)

@@ -37,7 +37,7 @@ _ARCHITECTURES = (
   _NEMO,
 )
 _LAYER, _LAYER_OF_SPECULATORS = 'midlayer.', 'layers.0.'
-# Of our branches, as SafeAILab calls them.
+# By the names of our branches, SafeAILab's.
 _NAMES = {ours: _LAYER + theirs for ours, theirs in llama.NAMES.items()} | {
   'token_embedder': 'embed_tokens',
   'features_norm': 'input_norm',
@@ -52,7 +52,8 @@ _IDS, _OFFSETS, _IS_DRAFTED = 'target_ids', 'd2t', 't2d'
 _EMBEDDINGS, _LOGITS, _LAST_NORM = (
   f'{name}.weight' for name in ('embed_tokens', 'lm_head', 'norm')
 )
-# What `models.drafting.eagle` computes, where a file could say otherwise.
+# The values that `models.drafting.eagle` computes with; a file may state
+# others.
 _FLAGS = {
   'bias': False,
   'parallel_drafting': False,
@@ -65,7 +66,7 @@ _FLAGS = {
 }
 _NESTED, _LAYER_IDS = 'eagle_config', 'eagle_aux_hidden_state_layer_ids'
 _NUM_USUAL_FEATURES = 3
-# Of transformers: files of speculators leave them out.
+# Defaults of transformers, which files of speculators leave out.
 _LLAMA_DEFAULTS = {
   'vocab_size': 32_000,
   'hidden_size': 4096,
@@ -100,10 +101,11 @@ def is_stated(values: Settings) -> bool:
 def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   """Returns the sizes that config.json and the names of the tensors state;
   ValueError for what `models.drafting.eagle` does not compute."""
-  # speculators has the layer's sizes in an object of their own.
+  # speculators states the layer's sizes in an object of their own.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values
-  # The others have one network, whatever they say of the target.
+  # All other writers have one network, whatever `model_type` says of the
+  # target.
   stated = inner.text('model_type', None if is_nested else 'llama')
   kind = stated if is_nested else 'llama'
   if kind not in _DEFAULTS:
@@ -148,10 +150,10 @@ def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
   for place in (values, nested, inner):
     for key, expected in _FLAGS.items():
       place.expect(key, expected)
-  # Of heads that are not there with one step.
+  # Sizes of parallel heads, which a drafter of one step does not have.
   nested.count('parallel_draft_heads_num_layers', 0, least=0)
   nested.expect('parallel_draft_step', 1)
-  # NeMo keeps the number of the target's layers, and has one itself.
+  # NeMo states the target's number of layers; its drafter has one.
   inner.count('num_hidden_layers', 1)
   if _NEMO not in named:
     inner.expect('num_hidden_layers', 1)
@@ -199,7 +201,7 @@ def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
   """Returns the tensors of a folder that the network needs, and its parameters,
   by their names in the file; raises ValueError if the folder leaves others to
   the target."""
-  # By SafeAILab's name, what the file calls each tensor.
+  # What the file calls each tensor, by SafeAILab's name.
   found: dict[str, str] = {}
   for name in tensors:
     usual = _usual_name(name)
@@ -244,8 +246,8 @@ def from_file(config: EagleConfig, params: Weights) -> Weights:
 def to_file(config: EagleConfig, params: Weights) -> Weights:
   """Reverses `from_file`, and adds which tokens of the target are drafted; for
   a drafter of all tokens, sorts the logits by token instead."""
-  # And back; of a whole vocabulary [2, 0, 1] the logits' columns are sorted, as
-  # no reader has ids beside it.
+  # The reverse. If all tokens are drafted, in the order [2, 0, 1] say, columns
+  # of the logits are sorted, as no reader looks for ids beside them.
   ids = np.asarray(params[_IDS], np.int64)
   if _is_whole(config):
     kernel = np.asarray(params['logits_dense']['kernel'])
@@ -290,7 +292,7 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
   """Returns what config.json says of a drafter: as SafeAILab's code, SpecForge
   and SGLang read it, or else as speculators and vLLM do; raises ValueError if
   neither has such a network."""
-  # The network of transformers that has such layers.
+  # The network of transformers with such layers.
   kind = 'qwen3' if config.has_qk_norm else 'llama'
   sizes = {'model_type': kind} | llama.sizes_json(config, 1)
   common = {

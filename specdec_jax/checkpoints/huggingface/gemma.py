@@ -22,28 +22,28 @@ from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 _Gemma = TypeVar('_Gemma', GemmaConfig, T5GemmaConfig)
 _TEXT = 'gemma3_text'
 MODEL_TYPES: tuple[str, ...] = ('gemma2', _TEXT, 'gemma3')
-# Of our branches; those of layer N are below `model.layers.N`.
+# By the names of our branches; those of layer N are below `model.layers.N`.
 NAMES = llama.NAMES | {
   'post_self_attention_layer_norm': 'post_attention_layernorm',
   'pre_mlp_layer_norm': 'pre_feedforward_layernorm',
   'post_mlp_layer_norm': 'post_feedforward_layernorm',
 }
 _EMBEDDINGS, _LOGITS = 'model.embed_tokens.weight', 'lm_head.weight'
-# Of a Gemma 3 that also sees: where its text's tensors are, by transformers 4
-# and 5, and what is left out.
+# Where a Gemma 3 that also sees has the tensors of its text, in transformers 4
+# and 5, and which tensors are left out.
 _TEXT_BRANCHES = {
   'language_model.model.': 'language_model.lm_head.weight',
   'model.language_model.': _LOGITS,
 }
 _VISION = ('vision_tower.', 'multi_modal_projector.')
-# Keys of the images that a Gemma 3 may see, and of how it was made.
+# Keys about images that a Gemma 3 may see, and about how a file was made.
 WITHOUT_EFFECT = frozenset((
   'vision_config', 'mm_tokens_per_image', 'boi_token_index', 'is_decoder',
   'eoi_token_index', 'image_token_index', 'cache_implementation', 'model_name',
   'unsloth_fixed', 'unsloth_version',
 ))  # fmt: skip
 _GELU = 'gelu_pytorch_tanh'
-# What transformers takes where a configuration says nothing.
+# Defaults of transformers.
 _WINDOW = 4096
 _GEMMA_2: Json = {
   'num_attention_heads': 8,
@@ -186,7 +186,8 @@ def _rope_factor(place: Settings) -> float:
 def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   """Returns the tensors of a folder that the network needs, and its
   parameters."""
-  # One that also sees has its text below `language_model`, and images beside.
+  # A model that also sees has its text below `language_model`, and images
+  # beside it.
   wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'
   for prefix, name in _TEXT_BRANCHES.items():
     if any(each.startswith(prefix) for each in tensors):
@@ -259,7 +260,8 @@ def stack_json(config: GemmaConfig) -> Json:
 def check_written(config: _Gemma, found: _Gemma) -> None:
   """Raises ValueError unless what is read of a written configuration is what
   was to be written; windows are compared elsewhere."""
-  # Written and read again: what transformers cannot say comes back changed.
+  # The configuration was written and read again: what transformers cannot state
+  # comes back changed.
   differing = [
     f'{field.name} {getattr(config, field.name)}'
     for field in dataclasses.fields(config)

@@ -17,7 +17,7 @@ from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
 MODEL_TYPES: tuple[str, ...] = ('llama', 'mistral', 'qwen2', 'qwen3')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
-# Of our branches; those of layer N are below `model.layers.N`.
+# By the names of our branches; those of layer N are below `model.layers.N`.
 NAMES = {
   'token_embedder': 'model.embed_tokens',
   'decoder_norm': 'model.norm',
@@ -34,7 +34,7 @@ NAMES = {
   'mlp/wi_1': 'mlp.up_proj',
   'mlp/wo': 'mlp.down_proj',
 }
-# Fields that count, by the keys of config.json.
+# Fields that are counts, with their keys in config.json.
 _COUNTS = {
   'vocab_size': 'vocab_size',
   'embed_dim': 'hidden_size',
@@ -44,7 +44,7 @@ _COUNTS = {
   'head_dim': 'head_dim',
   'max_positions': 'max_position_embeddings',
 }
-# What `models.llama` computes, where a configuration could say otherwise.
+# The values that `models.llama` computes with; a file may state others.
 _FLAGS = {
   'mlp_bias': False,
   'rope_interleaved': False,
@@ -54,7 +54,7 @@ _FLAGS = {
   'is_causal': True,
 }
 FULL, SLIDING = 'full_attention', 'sliding_attention'
-# Of transformers, where config.json does not have them.
+# Defaults of transformers.
 _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
 
@@ -199,7 +199,7 @@ def _windows(
 def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
   """Returns the tensors of a folder that the network needs, and its
   parameters."""
-  # Tables of frequencies, which early versions of transformers saved.
+  # Early versions of transformers saved tables of frequencies.
   kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
   if config.is_tied:
     kept = safetensors_folder.without_copy(
@@ -273,7 +273,8 @@ def _windows_json(config: LlamaConfig, kind: str) -> Json:
   windows = attention.layer_windows(config)
   if not any(windows):
     return {}
-  # One number says how long all windows are, and a list which layers have one.
+  # config.json has one length for all windows, and a list of the layers that
+  # have one.
   sizes = set(windows) - {0}
   is_mixed = 0 in windows
   if len(sizes) > 1 or (is_mixed and kind == 'mistral'):

@@ -16,13 +16,14 @@ MODEL_TYPES: tuple[str, ...] = ('t5', 'mt5', 'umt5')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
-# In files, but copies of others or, as in T5 1.0's cross-attention, unused.
+# Some files have these, as copies of others or, like T5 1.0's cross-attention
+# bias, unused.
 _SUPERFLUOUS = (
   'encoder.embed_tokens.weight',
   'decoder.embed_tokens.weight',
   'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',
 )
-# Of our branches outside of layers, and then of those in one layer of a stack.
+# Names of our branches outside of layers, and then of those in a layer.
 _NAMES = {
   'token_embedder': 'shared',
   'decoder/logits_dense': 'lm_head',
@@ -50,7 +51,7 @@ _IN_LAYER = {
 }
 _ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
-# Fields that count, by the keys of config.json and their defaults.
+# Fields that are counts: their keys in config.json, and defaults.
 _COUNTS: dict[str, tuple[str, int | None]] = {
   'vocab_size': ('vocab_size', None),
   'embed_dim': ('d_model', None),
@@ -78,7 +79,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
   generation_config.json beside it, says what `models.t5` does not compute."""
   kind = values.text('model_type')
   is_t5, is_umt5 = kind == 't5', kind == 'umt5'
-  # It may state another first token than config.json does.
+  # generation_config.json may state another first token than config.json.
   generation = user_path(values.path).with_name('generation_config.json')
   for place in (values, settings.read_if_any(generation)):
     _check_ids(place)
@@ -128,7 +129,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
 def _check_ids(values: Settings) -> None:
   """Raises ValueError unless decoders start with 0, and padding is 0 or, as in
   MADLAD-400, 1."""
-  # Our rows are padded with 0, which both were trained with.
+  # Our rows are padded with 0, with which both were trained.
   values.expect('decoder_start_token_id', 0, ', as T5 has it')
   if values.count('pad_token_id', 0, least=0) > 1:
     values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')
@@ -145,7 +146,8 @@ def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
       folder, kept, _LOGITS, of=_EMBEDDINGS
     )
   if _LOGITS not in kept:
-    # Tied but not scaled: the logits have a kernel with the same values.
+    # Tied, but not scaled: our logits have a kernel of their own with the same
+    # values.
     wanted = tuple(
       dataclasses.replace(p, name=_EMBEDDINGS) if p.name == _LOGITS else p
       for p in wanted

@@ -18,8 +18,8 @@ from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 MODEL_TYPES: tuple[str, ...] = ('t5gemma',)
 _EMBEDDINGS = 'model.decoder.embed_tokens.weight'
 _LOGITS = 'lm_head.out_proj.weight'
-# Of our branches in `encoder` and `decoder`; those of layer N are below
-# `layers.N`.
+# By the names of our branches in `encoder` and `decoder`; those of layer N are
+# below `layers.N`.
 _NAMES = gemma.NAMES | {
   'token_embedder': 'embed_tokens',
   'encoder_norm': 'norm',
@@ -33,7 +33,7 @@ _NAMES = gemma.NAMES | {
   'encoder_decoder_attention/out': 'cross_attn.o_proj',
   'post_cross_attention_layer_norm': 'post_cross_attn_layernorm',
 }
-# Keys of training.
+# Keys that matter in training alone.
 WITHOUT_EFFECT = frozenset(
   ('dropout_rate', 'classifier_dropout_rate', 'is_decoder')
 )
@@ -72,7 +72,7 @@ def _config_of(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
   of_encoder, of_decoder = (
     gemma.stack_fields(stack, is_gemma_3=False) for stack in (encoder, decoder)
   )
-  # Our network has one number where both stacks state theirs.
+  # Both stacks state these; our network has one value for both.
   for field, key in _SHARED.items():
     if of_encoder[field] != of_decoder[field]:
       encoder.refuse(key, f'{of_decoder[field]}, that of the decoder')

@@ -68,7 +68,8 @@ def read_target(path: Path | str, expected: Weights) -> Weights:
     shapes = scanned.stacked_shapes(leaves)
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
-  # A flat tree is a tree, too; no other reference is kept to its arrays.
+  # `shapes` is flat, and `unstack` frees each array when it is split: nothing
+  # else refers to it.
   return scanned.unstack(
     stored_arrays.read_tree(arrays, shapes, source=str(folder)), leaves
   )
@@ -114,7 +115,7 @@ def write_target(
   if quantized.name_of(params):
     raise ValueError('T5X has no packed weights: write orbax or safetensors')
   params = jax.tree.map(np.asarray, params)
-  # Layers with relative positions of their own T5X has in stacks alone.
+  # T5X has relative positions in every layer only in scanned stacks.
   if any('/layers_0/relpos_bias/' in x for x in stored_arrays.flatten(params)):
     params = scanned.stack(params)
   with new_folder(final) as folder:
@@ -149,14 +150,15 @@ def find(path: Path | str) -> Path:
   folder = user_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent
-  # Writers rename a folder when it is whole: a killed one leaves such a name.
+  # Writers rename a folder when it is complete: a killed one leaves such a
+  # name.
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
     raise ValueError(f'{folder} was not written to its end: its name says so')
   if _layout(folder):
     return folder
   if not folder.is_dir():
     raise ValueError(f'there is no folder {folder}')
-  # Of checkpoint_900 and checkpoint_1000 the latter: as numbers, not as texts.
+  # The newest by number: checkpoint_1000, not checkpoint_900.
   steps = {
     int(match[1]): child
     for child in folder.iterdir()

@@ -78,7 +78,7 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
 def _leaves(tree: Json) -> Json:
   """Arrays and specs by name."""
-  # A spec is a dictionary, too: it names a driver.
+  # A spec is a dictionary as well, but it names a driver.
   is_spec = lambda path, value: isinstance(value.get('driver'), str)
   by_path = traverse_util.flatten_dict(tree, is_leaf=is_spec)
   return {'/'.join(map(str, path)): leaf for path, leaf in by_path.items()}
@@ -116,7 +116,7 @@ def write(folder: Path, params: Weights, *, step: int) -> None:
   the index with the training steps taken last."""
   tensorstore = stored_arrays.import_tensorstore()
   specs, pending = {}, []
-  # Arrays are written beside each other, and the index when all of them are.
+  # Arrays are written concurrently, and the index after all of them.
   for name, values in stored_arrays.flatten(params).items():
     path = f'target.{name.replace("/", ".")}/'
     specs[name] = {
@@ -146,8 +146,8 @@ def write(folder: Path, params: Weights, *, step: int) -> None:
 
 def chunk_shape(shape: tuple[int, ...]) -> list[int]:
   """Chunks of at most 4 Mi elements: the largest axis is halved until then."""
-  # So a process that needs a slice decompresses little else. [32128, 512] has
-  # 16 Mi elements: [16064, 512], then [8032, 512].
+  # A process that needs a slice then decompresses little else. [32128, 512] has
+  # 16 Mi elements: its chunks are [16064, 512], and then [8032, 512].
   chunks = list(shape)
   while np.prod(chunks, dtype=np.int64) > _CHUNK_ELEMENTS:
     axis = int(np.argmax(chunks))

@@ -19,7 +19,7 @@ from specdec_jax.models.layers import Weights
 
 _LAYER = re.compile(r'(encoder|decoder)/layers_(\d+)/(.+)')
 _STACKS = ('encoder/encoder/', 'decoder/decoder/')
-# Which axis of a layer's kernel joins heads and their features.
+# The axis of a layer's kernel that joins heads and their features.
 _JOINED = {'query': 1, 'key': 1, 'value': 1, 'out': 0}
 
 
@@ -55,7 +55,7 @@ def stacked_shapes(expected: Weights) -> Weights:
     shape = _with_layers(axes, len(leaves))
     if sharding is not None:
       sizes = dict(sharding.mesh.shape)
-      # An axis that its mesh axis does not divide any more stays whole.
+      # An axis stays whole if its mesh axis no longer divides it.
       kept = [
         axis if axis is None or size % sizes[axis] == 0 else None
         for axis, size in zip(_with_layers(spec_axes, None), shape, strict=True)
