@@ -59,3 +59,8 @@ def __getattr__(name: str) -> Any:
 
     return getattr(conversation if name == 'Conversation' else api, name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  """Lists these, too, so that they can be completed at a prompt."""
+  return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ from specdec_jax.assembly import (
   completions,
   log_probs,
   models,
+  option_fields,
   packing,
   running,
 )
@@ -112,9 +113,10 @@ def load(
   own = {
     name: options.pop(name) for name in sampling_lib.NAMES if name in options
   }
-  sampling = Sampling(
-    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **own
-  )
+  own |= {'temperature': temperature, 'top_k': top_k}
+  own |= {'top_p': top_p, 'min_p': min_p}
+  sampling = Sampling(**option_fields.plain(own))
+  options = option_fields.plain(options)
   drafter, rule = choices(drafter, draft, verification, options)
   return decoder_lib.build(
     target, drafter=drafter, rule=rule, sampling=sampling, exact_bits=exact_bits
@@ -135,6 +137,7 @@ def choices(
   def made(kind: Callable[..., Choice], **own: object) -> Choice:
     names = [name for name in field_names(kind) if name not in own]
     known.extend(names)
+    option_fields.check_types(kind, options)
     return kind(**own, **{n: options[n] for n in names if n in options})
 
   drafter = drafter or models.usual_drafter(draft.checkpoint if draft else None)
@@ -231,6 +234,8 @@ def generate(
     stop=stop,
     **processors,
   )
+  counts = batch_size, num_devices, top_logprobs
+  batch_size, num_devices, top_logprobs = option_fields.plain(counts)
   settings = DecodeSettings(
     batch_size=batch_size,
     chat=chat,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -109,7 +110,8 @@ class Decoder:
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a given gamma that does not vary; for 0 without
     a drafter and its weights, with `exact_bits` as wide as this one. It is made
-    once, for what it has compiled."""
+    once, for what it has compiled. TypeError for what is no integer."""
+    gamma = operator.index(gamma)
     if gamma not in self.others and self.exact_bits and not gamma:
       idle = drafters.none(self.drafter.gamma)
       method = dataclasses.replace(self.method, drafter=idle)

@@ -2,9 +2,11 @@
 keyword argument of `specdec_jax.load`, and a gin parameter, all of one name."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from specdec_jax.launch import gin_types
 from specdec_jax.launch.spelling import did_you_mean
 
 Row = TypeVar('Row')
@@ -30,6 +32,27 @@ def options_of(choice: type) -> dict[str, dataclasses.Field]:
   """Returns the fields that `option` made, by name."""
   fields = dataclasses.fields(choice)
   return {field.name: field for field in fields if 'help' in field.metadata}
+
+
+def plain(value: Any) -> Any:
+  """Python's own numbers, lists and dicts of what may be those of numpy or
+  jax."""
+  value = value.tolist() if hasattr(value, 'tolist') else value
+  if isinstance(value, Mapping):
+    # A sequence of ids that is a key stays one.
+    key = lambda x: tuple(map(plain, x)) if isinstance(x, tuple) else plain(x)
+    return {key(name): plain(x) for name, x in value.items()}
+  is_list = isinstance(value, list | tuple | range)
+  return [*map(plain, value)] if is_list else value
+
+
+def check_types(choice: Any, given: Mapping[str, Any]) -> None:
+  """Raises ValueError for values by parameter that are of another type."""
+  for field in dataclasses.fields(choice):
+    value = given.get(field.name)
+    if value is not None and not gin_types.fits(value, field.type):
+      expected = inspect.formatannotation(field.type)
+      raise ValueError(f'{field.name} is {value!r}, expected {expected}')
 
 
 def chosen(

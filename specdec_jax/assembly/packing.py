@@ -9,6 +9,7 @@ import numpy as np
 from specdec_jax.assembly import processing
 from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.option_fields import plain
 from specdec_jax.assembly.running import DecodeSettings, row_keys
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
@@ -26,7 +27,7 @@ def by_text(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
   """Splits settings into those of all texts and those of each, none if no value
   is a list of one for each; ValueError for a list of another length."""
-  given = {name: _plain(value) for name, value in given.items()}
+  given = plain(given)
   # stop=['a', 'b'] is for all of two texts, stop=[['a'], ['b']] for each.
   lists = {
     name: value
@@ -48,13 +49,6 @@ def by_text(
     return of_all, []
   each = zip(*lists.values(), strict=True)
   return of_all, [dict(zip(lists, values, strict=True)) for values in each]
-
-
-def _plain(value: Any) -> Any:
-  """Python's own numbers and lists of what may be those of numpy or jax."""
-  value = value.tolist() if hasattr(value, 'tolist') else value
-  is_list = isinstance(value, list | tuple | range)
-  return [*map(_plain, value)] if is_list else value
 
 
 def _depth(value: Any) -> int:

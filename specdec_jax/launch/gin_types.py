@@ -29,21 +29,21 @@ def check(
     # None stands for what a file leaves open.
     if value is None or parameter is None:
       continue
-    if not _fits(value, parameter.annotation):
+    if not fits(value, parameter.annotation):
       expected = inspect.formatannotation(parameter.annotation)
       raise ValueError(f'gin: {name} is {value!r}, expected {expected}')
 
 
-def _fits(value: object, annotation: Any) -> bool:
+def fits(value: object, annotation: Any) -> bool:
   """Tells whether a plain value is of a type; yes if that cannot be told."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):
-    return any(_fits(value, member) for member in args)
+    return any(fits(value, member) for member in args)
   if annotation is float:  # Not bool, which is an int.
     return type(value) in (int, float)
   if annotation in (bool, int, str, types.NoneType):
     return type(value) is annotation
-  all_fit = lambda items, kind: all(_fits(item, kind) for item in items)
+  all_fit = lambda items, kind: all(fits(item, kind) for item in items)
   if origin is collections.abc.Sequence:
     return isinstance(value, list | tuple) and all_fit(value, args[0])
   if origin is collections.abc.Mapping:

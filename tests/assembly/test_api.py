@@ -358,6 +358,31 @@ def test_numbers_may_be_those_of_numpy(decoder):
   assert ''.join(stream) == found[0].text
 
 
+def test_choices_may_be_those_of_numpy(folder):
+  made, same = (
+    specdec_jax.load(
+      folder,
+      gamma=number(3),
+      max_ngram=number(2),
+      temperature=1.0,
+      top_k=number(4),
+      suppress_tokens=array([5, 7]),
+      logit_bias={number(6): 1.5},
+      sequence_bias={(number(5), number(7)): -2.5},
+    )
+    for number, array in ((np.int64, np.array), (int, list))
+  )
+  assert (made.choice, made.length) == (same.choice, same.length)
+  assert repr(made.sampling) == repr(same.sampling)
+  assert made.at(np.int32(2)) is not None
+  counts = {'batch_size': np.int64(2), 'max_new_tokens': np.int64(1)}
+  specdec_jax.generate(made, TEXTS[:2], top_logprobs=np.int32(1), **counts)
+
+
+def test_all_names_can_be_completed():
+  assert {*specdec_jax.__all__} <= {*dir(specdec_jax)}
+
+
 def test_a_decoder_is_shown_without_its_weights(decoder):
   assert len(repr(decoder)) < 20_000
 
@@ -366,6 +391,9 @@ def test_a_gamma_below_one_is_refused(decoder):
   generate(decoder, TEXTS[:1], temperature=0.5)  # Makes a decoder of samples.
   with pytest.raises(ValueError, match='gamma'):
     decoder.at(-1)
+  for other in (None, 2.0, '2'):
+    with pytest.raises(TypeError, match='integer'):
+      decoder.at(other)
 
 
 def test_no_texts_are_no_completions(decoder):
@@ -414,6 +442,7 @@ def test_a_stream_is_of_one_text(decoder):
     ({'drafter': 'ngram', 'ngram_text': 'nowhere'}, 'text.*nowhere'),
     ({'top_k': 3}, 'top_k 3 .*temperature 0'),
     ({'gamma': 'atuo'}, "'atuo'.*'auto'"),
+    ({'max_ngram': 2.5}, 'max_ngram is 2.5, expected int'),
     ({'draft_model': 'ende-spec-drafter'}, 'ende-spec-drafter.*has none'),
     ({'gamma': 500}, 'gamma 500.*128'),
   ],
