@@ -23,7 +23,7 @@ from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
 Made = TypeVar('Made')
-# Of a line of prompts, for whoever reads it beside `specdec`.
+# Keys that a line of prompts may have for its other readers.
 _LABELS = ('id', 'task')
 
 
@@ -50,7 +50,7 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   rule = chosen('verification', RULES, args.verification, vars(args))
   sampling = named(Sampling, args)
   judge = rule.judge(sampling)
-  # Of those commands that have it.
+  # Not all commands have the flag.
   exact_bits = getattr(args, 'exact_bits', False)
   is_auto = may_be_auto and judge.is_lossless and not exact_bits
   found = Choices(
@@ -87,7 +87,7 @@ def drafter_name(args: argparse.Namespace) -> str:
 
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
   name = drafter_name(args)
-  # Fields of the choice that no flag of the same name gives.
+  # Fields of the choice that have no flag of the same name.
   fixed: dict[str, Any] = _adaptive(args, name)
   if has_model(DRAFTERS[name]):
     if not args.draft_model:
@@ -128,7 +128,8 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
       '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
       'measures as c'
     )
-  # The other two decide by what was accepted, and doubt nothing by default.
+  # The other two schedules go by what was accepted, and by default ignore how
+  # sure the drafter is.
   schedule, min_prob = schedules.fixed(), options.MIN_PROB
   if name == 'heuristic':
     schedule, min_prob = schedules.heuristic(), 0.0
@@ -141,7 +142,7 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
 
 def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Makes the settings of a decode."""
-  # How is said by the decoder's sampling, of the same flags.
+  # The decoder's sampling has the same flags: settings say nothing of them.
   own = dict.fromkeys(field_names(Sampling))
   own |= {'stop': getattr(args, 'stop', None) or ()}
   return named(running.DecodeSettings, args, call=progress.interruptible, **own)
@@ -185,7 +186,7 @@ def prepared(
   mesh.check_devices(args.num_devices)
   made = chosen.build()
   if num_samples is not None:
-    # No devices full of rows that are nobody's.
+    # No device gets only rows that fill the batch.
     how = how.for_rows(len(texts) * num_samples)
   return made, packing.pack(made, texts, how, num_samples or 1), how
 

@@ -104,7 +104,8 @@ def _run(argv: Sequence[str] | None) -> int:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
-  # For the whole run: another one with this --json would be written over.
+  # Reserved for the whole run: another run with this --json would be
+  # overwritten.
   with outputs.reserved(getattr(args, 'json', None)):
     return args.run_command(args) or EXIT_OK
 

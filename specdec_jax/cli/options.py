@@ -58,7 +58,8 @@ class Parser(argparse.ArgumentParser):
   def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
     """Refuses the rest at once, so that a subcommand names itself."""
     self._given = [word.split('=')[0] for word in args or ()]
-    # argparse would have the parser of `specdec` say so, which has no options.
+    # argparse would leave that to the parser of `specdec`, which has no
+    # options.
     found, rest = super().parse_known_args(args, namespace)
     if rest:
       self.error(f'unrecognized arguments: {" ".join(rest)}')
@@ -100,7 +101,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     if default is None or default is False or default == '':
       return action.help
     if isinstance(default, list):
-      # As they are typed: several arguments.
+      # Written as typed: several arguments.
       return f'{action.help} (default: {" ".join(map(str, default))})'
     return super()._get_help_string(action)
 
@@ -173,8 +174,8 @@ def add_flags(
   for choice in choices:
     for name, field in options_of(choice).items():
       if name not in added:
-        # Of DRAFTERS, all but one have `gamma`: --gamma is added once, of the
-        # first, and only prompt_lookup brings --max_ngram.
+        # All but one of DRAFTERS have `gamma`: the first adds --gamma, and only
+        # prompt_lookup adds --max_ngram.
         added.add(name)
         text, default = field.metadata['help'], field.default
         if isinstance(default, bool):
@@ -182,8 +183,8 @@ def add_flags(
             f'--{name}', action='store_const', const=True, help=text
           )
           continue
-        # The namespace has None where nothing is said, so that an option of
-        # another choice can be told from a default.
+        # The namespace has None for a flag that is not given, which tells an
+        # option of another choice from a default.
         if default not in (None, ''):
           text += f' (default: {default:g})'
         kind = field.metadata['type'] or type(field.default)

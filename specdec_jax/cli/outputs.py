@@ -33,9 +33,9 @@ def check(
   files = lambda paths: [
     each for each in paths.items() if each[1] not in (None, STANDARD_OUTPUT)
   ]
-  # By real paths, so that ./a and a are one.
+  # Paths are compared resolved, so that ./a and a are one.
   taken = {_real(path): option for option, path in files(inputs)}
-  # Outputs are taken one after another: two of them must not share a path.
+  # Outputs join `taken` one by one: two of them must not share a path.
   for option, path in files(outputs):
     if reason := _obstacle(path):
       raise ValueError(f'cannot write {option} {path}: {reason}')
@@ -61,7 +61,7 @@ def _obstacle(path: str) -> str | None:
     return 'it is a folder'
   if not folder.is_dir():
     return f'there is no folder {folder}'
-  # Without a file, the folder gets one.
+  # A new file changes its folder.
   changed = [found if os.path.exists(found) else folder]
   if os.path.isfile(found):  # It is made anew beside the old one.
     changed.append(folder)
@@ -95,7 +95,7 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
     yield lambda record: None
     return
   with opened(path) as file:
-    # What a terminal's encoding lacks, JSON can still say.
+    # JSON can escape what a terminal's encoding lacks.
     is_ascii = not (file.encoding or '').lower().startswith('utf')
     yield lambda record: _write(
       file, json.dumps(record, allow_nan=False, ensure_ascii=is_ascii)

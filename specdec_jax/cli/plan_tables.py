@@ -40,7 +40,8 @@ def tables(
     f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
-  # One rate has a row per gamma; several have one each, of their best gamma.
+  # One rate has a row for each gamma; of several, each has a row for its best
+  # gamma.
   if len(planned) == 1:
     [(_, plan, tree)] = planned
     shown += [_choices(plan, tree), *plan.sentences]
@@ -63,7 +64,7 @@ def tables(
   ]
   columns = ('alpha', 'gamma', *_FIGURES, 'best tree', 'its speedup')
   shown.append(outputs.table(columns, rows))
-  # What is to be said for the greatest of the rates that lose.
+  # Explains why drafting loses, at the greatest rate at which it does.
   losing = [each for each in planned if not each.plan.best.gamma]
   for alpha, plan, _ in losing[-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
@@ -85,7 +86,7 @@ def fleet(
 ) -> object:
   """Makes the table of chip-hours, of plain decoding and of each alpha."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
-  # Predictions begin with plain decoding. A profile is named by its first
+  # The first prediction is plain decoding. A profile is named by its first
   # rate.
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
   rows = [

@@ -42,13 +42,13 @@ class Placed:
   ) -> dict[str, Side]:
     """Compiles plain decoding of the first batches in several dtypes."""
     decoder, own = self.decoder, self.decoder.model.dtype
-    # A rule may see the target at another temperature.
+    # `decoder.method` may show a rule the target at another temperature.
     to_probs = decoder.sampling.to_probs(decoder.seen.vocab_size)
     method = dataclasses.replace(decoder.method, logits_to_probs=to_probs)
     sides = {}
     for dtype in sorted({*dtypes, own}):
       target, params = decoder.target, self.params
-      # The method is that of the decoder: only weights and caches differ.
+      # All sides share the decoder's method: only weights and caches differ.
       if dtype != own:
         other = plain(decoder, dtype)
         target = other.target
@@ -96,7 +96,7 @@ def configuration(flags: Figures, decoder: Decoder) -> Figures:
     *('max_new_tokens', 'repeats', 'dtype'),
   )
   min_prob = getattr(decoder.choice, 'min_prob', None)
-  # Rules with options are partials, which have them as keywords.
+  # A rule with options is a partial; its keywords are the options.
   of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
   return {name: flags[name] for name in names} | {
     'model': decoder.model.checkpoint,

@@ -133,8 +133,7 @@ def from_task(
     examples = map(_pair, task.read())
     return preparation.encode(examples, words, limits, name=task.name)[0]
 
-  # A file has no splits: to validate on it would be to validate on what is
-  # trained on.
+  # A file has no splits: validation would be on the training data.
   if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
     validation_name = name
   return from_tokens(
@@ -213,8 +212,8 @@ def mix(
   if len(ratios) != len(datasets):
     raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')
 
-  # By a draw of its own for each position, not by a stream of draws: a run that
-  # goes on at position 1,000 needs none of the 1,000 before.
+  # Each position has a draw of its own, not the next of a stream: a run that
+  # resumes at position 1,000 needs none of the 1,000 before.
   def choose(position: int) -> Dataset:
     draws = np.random.Philox(np.random.SeedSequence([seed, position]))
     chosen = np.random.Generator(draws).choice(len(datasets), p=ratios)
@@ -222,8 +221,8 @@ def mix(
 
   choose(0)  # numpy refuses ratios that are no probabilities.
 
-  # All of them, whichever is read at this position: a run that goes on in
-  # between then finds what one that was not interrupted has.
+  # Prepares all data sets, whichever is read at this position: a run that
+  # resumes in between then finds the same as one that was not interrupted.
   def prepare(position: int, params: Any) -> None:
     for dataset in datasets:
       if dataset.prepare is not None:

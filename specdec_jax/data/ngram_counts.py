@@ -51,7 +51,8 @@ def estimate(
     successors, successor_probs = _successors(
       tokens, vocab_size, max_successors, discount
     )
-  # What is left to unigrams; rounding may make the sum exceed 1 by a little.
+  # The mass that is left to unigrams; rounded, the sum may exceed 1 by a
+  # little.
   backoff = np.maximum(1.0 - successor_probs.sum(axis=1), 0.0)
   backoff = backoff.astype(np.float32)
   most_likely = _most_likely(unigram, successors, successor_probs, backoff)
@@ -71,8 +72,8 @@ def _most_likely(
   backoff: np.ndarray,
 ) -> np.ndarray:
   """Finds the argmax of q(x | y) for each y."""
-  # One of y's own successors, or else the unigram's favourite: of all others q
-  # is the backoff times the unigram.
+  # The argmax is one of y's successors or the unigram's argmax: for all others
+  # q is the backoff times the unigram.
   mass = successor_probs + backoff[:, None] * unigram[successors]
   mass = np.where(successor_probs > 0, mass, 0.0)
   best_seen = mass.argmax(axis=1)

@@ -94,7 +94,7 @@ def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
   sides = {}
   for name, side in tokens.sides.items():
     parts = [side[i] for i in chosen]
-    # The empty part says the dtype where nothing is chosen.
+    # The empty part gives the dtype if nothing is chosen.
     parts.insert(0, side.tokens[:0])
     sides[name] = _end_to_end(parts, list(map(len, parts[1:])))
   return TokenFile(**sides)

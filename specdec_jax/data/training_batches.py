@@ -19,7 +19,7 @@ Rows = Mapping[str, np.ndarray]
 # Rows that are still open while examples are packed. More fill the rows better,
 # and take longer: 64 leave a few hundredths of a row empty.
 _NUM_OPEN_ROWS = 64
-# By side, how T5X's names of its features begin.
+# The beginning of T5X's names of its features, by side.
 _FEATURES = {'inputs': 'encoder_input', 'targets': 'decoder_target'}
 
 

@@ -84,7 +84,7 @@ def save_part(folder: str | Path, index: int, texts: WrittenTexts) -> None:
   with replacing.new_folder(part_path(folder, index)) as begun:
     for name, array in vars(texts).items():
       if array is not None:
-        # numpy has no name for bfloat16 in its files.
+        # numpy's files have no type bfloat16.
         bits = array.view(np.uint16) if name == 'streams' else array
         np.save(begun / f'{name}.npy', bits)
 
@@ -98,7 +98,7 @@ def load_part(folder: str | Path, index: int) -> WrittenTexts:
     if field.name == 'streams' and not file.is_file():
       continue
     try:
-      # A mapping holds no open file, of which a process may have few.
+      # A memory map keeps no file open; a process may open only so many.
       arrays[field.name] = np.lib.format.open_memmap(file, mode='r')
     except Exception as error:  # Also what parsing a header raises.
       raise ValueError(f'{file} is missing or damaged: {error}') from error
@@ -247,8 +247,8 @@ def from_written_texts(
       f'{folder} has no residual streams: give specdec data write --layers'
     )
   starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
-  # Streams are too many to be packed, and stay in their files. So rows are
-  # packed of places: a text of 3 tokens after 100 others is [100, 101, 102].
+  # Streams are too large to be packed, and stay in their files: rows consist of
+  # places instead. A text of 3 tokens after 100 others is [100, 101, 102].
   spans = [
     (i % held_out == 0, range(begin + start, begin + min(end, start + length)))
     for begin, part in zip(starts, parts, strict=False)

@@ -129,7 +129,7 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
     )
     if axis and size % sizes.get(rules.MESH_AXIS[axis], 1)
   )
-  # An axis that does not divide occurs in every layer; it is named once.
+  # An axis that does not divide is named once, though every layer has it.
   if misfits:
     raise ValueError(
       f'a model axis of {sizes[rules.MODEL]} devices does not divide '
@@ -193,7 +193,7 @@ def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
   does not divide stays whole."""
 
   def place(leaf: Any) -> NamedSharding:
-    # Caches alone have four axes: [rows, heads, positions, features].
+    # Only caches have four axes: [rows, heads, positions, features].
     heads = 'heads' if leaf.ndim == 4 and is_split else None
     axes = ('batch', heads, *[None] * leaf.ndim)[: leaf.ndim]
     return NamedSharding(mesh, rules.fitting_spec(mesh, leaf.shape, axes))

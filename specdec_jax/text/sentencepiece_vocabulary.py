@@ -132,7 +132,7 @@ def load(
     else:
       extra_ids = 0
     processor.id_to_piece(list(range(processor.get_piece_size())))
-  # The second if a piece, or one in its own message, is no text.
+  # UnicodeDecodeError if a piece, or one in the error's message, is not text.
   except (RuntimeError, UnicodeDecodeError) as error:
     raise ValueError(
       f'{path} is no SentencePiece model, or is truncated'
@@ -190,8 +190,8 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
 
 
 def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
-  # T5's 32,000 pieces have 32,128 rows with sentinels and padding. A model of
-  # 8,192 pieces and as many rows has none.
+  # T5's 32,000 pieces have 32,128 rows, with sentinels and padding. A model
+  # with as many rows as pieces, 8,192 say, has no sentinels.
   padded = num_pieces + -num_pieces % _PADDING
   has_room = num_rows is None or num_pieces + _T5_SENTINELS <= num_rows
   return (
@@ -202,10 +202,11 @@ def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
 def _sentinels(extra_ids: int) -> bytes:
   """Makes the pieces to append to a serialised model, the last sentinel first,
   as SeqIO adds them (https://github.com/google/seqio, vocabularies.py)."""
-  # A repeated field of a protocol buffer may be continued behind its end.
-  # Written by hand, since the package's own messages need protobuf, which takes
-  # a quarter of a second: field 1 (piece) is the name, field 2 (0x15) a float32
-  # score and field 3 (0x18) the type. Lengths stand before field 1.
+  # A repeated field of a protocol buffer may be continued after its end.
+  # Written by hand, since the package's own messages need protobuf, whose
+  # import takes a quarter of a second: field 1 (piece) is the name, field 2
+  # (0x15) a float32 score and field 3 (0x18) the type. Lengths stand before
+  # field 1.
   field = lambda value: bytes([1 << 3 | 2, len(value)]) + value
   rest = b'\x15' + struct.pack('<f', 0.0) + b'\x18' + bytes([_USER_DEFINED])
   return b''.join(

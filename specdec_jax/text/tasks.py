@@ -212,8 +212,8 @@ def _read_lines(
 
 def _settings_of(record: Mapping[str, Any], names: Sequence[str]) -> str:
   """Returns the features of those names that there are, as JSON."""
-  # SeqIO's are numpy's: numbers, lists of them, and texts in bytes, of which
-  # an empty one says nothing.
+  # SeqIO gives numpy values: numbers, lists of them, and texts as bytes, of
+  # which an empty one states nothing.
   plain = lambda x: x.decode() if isinstance(x, bytes) else x.tolist()
   is_said = lambda x: x is not None and not (isinstance(x, bytes) and not x)
   own = {name: record[name] for name in names if is_said(record.get(name))}

@@ -184,7 +184,8 @@ def forecast(
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
   seconds = costs.iteration_seconds(gamma, len(profile) if tree else None)
-  # As in a long decode, times what waiting for the slowest row adds.
+  # The iterations of a long decode, times what waiting for the slowest row
+  # adds.
   num_iterations = length / tokens * of_all / of_one
   launch = costs.launch_seconds if gamma else costs.plain_launch_seconds
   whole = num_iterations * seconds + launch

@@ -90,7 +90,7 @@ def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
     # values .6, .36, .2 give 1.6, 1.96 and 2.16 tokens.
     order = trees.best_paths(rates, max_nodes, depth)
     tokens = 1 + np.cumsum([value for value, _ in order])
-    # As many nodes as levels would be a chain.
+    # A tree of as many nodes as levels would be a chain.
     for num_nodes in range(depth + 1, len(order) + 1):
       seconds = costs.iteration_seconds(num_nodes, depth)
       if (found := float(tokens[num_nodes - 1]) / seconds) > pace:

@@ -22,10 +22,11 @@ from numpy.typing import ArrayLike
 
 from specdec_jax.theory.acceptance import in_range
 
-# Shapes trees of which only the size is given.
+# Assumed for the shape of a tree whose size alone is given.
 DEFAULT_ALPHA = 0.6
 NUM_RANKS = 8
-# How fast the probability to reject r children falls if it was not measured.
+# The assumed decay of the probability to reject r children, where it was not
+# measured.
 POWER = 0.5
 _TOLERANCE = 1e-6
 

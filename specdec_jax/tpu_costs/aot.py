@@ -25,11 +25,11 @@ from specdec_jax.models import quantized
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
-# A step compiled by itself would fetch a parameter, perhaps a whole table of
-# embeddings, before it begins and once more for the next run: no step of a loop
-# does.
+# Compiled by itself, a step would prefetch a parameter, perhaps a whole table
+# of embeddings, before it begins and again for the next run. No step of a loop
+# does so.
 _OPTIONS = {'xla_max_cross_program_prefetches': 0}
-# Between neighbours: an assumption, the one figure that nobody publishes.
+# The latency between neighbouring chips: an assumption, as nobody publishes it.
 _HOP_SECONDS = 1e-6
 
 
@@ -186,7 +186,7 @@ def price(
     context: entries of a cache that its longest row fills; infinity for all.
   """
   costs = [hlo.Program(each.as_text(), context).cost() for each, _ in programs]
-  # What the compiler expects of the least instructions, in any of them: the
+  # The compiler's estimate for the smallest instructions of any program: their
   # cheapest tenth, as dearer ones wait for memory or multiply.
   small = [cycles for cost in costs for cycles in cost.small_cycles]
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
@@ -246,7 +246,7 @@ def tree_bytes(tree: Any) -> int:
 
   def num_bytes(leaf: Any) -> int:
     sharding = getattr(leaf, 'sharding', None)
-    # A shape without a sharding is whole on the one chip.
+    # A shape without a sharding lies whole on the one chip.
     shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
     # A random key is two words.
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -65,7 +65,7 @@ class Chip:
     return self.peak_flops / (2 * self.multiply_adds)
 
 
-# In the order of the attributes.
+# In the order of the fields of `Chip`.
 _CHIPS = (
   Chip('v4', 32 * 2**30, 1.2e12, 275e12, 6 * 50e9, 8, 128, 1, 3),
   Chip('v5e', 16 * 2**30, 819e9, 197e12, 400e9 / 2, 4, 128, 1, 2),

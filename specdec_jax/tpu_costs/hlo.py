@@ -20,7 +20,7 @@ _LINE = re.compile(
 _CALLS = re.compile(
   r'(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)'
 )
-# They name, group or await what other instructions did.
+# Instructions that only name, group or await what others did.
 _FREE = (
   *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
   *('after-all', 'partition-id', 'replica-id', 'optimization-barrier'),
@@ -34,7 +34,7 @@ _COLLECTIVES = (
 # The loop of `attention.attend` over the blocks of a cache that rows use.
 _BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
-# Instructions below this move too little for their time to depend on it.
+# The time of instructions below this does not depend on the bytes they move.
 _SMALL_BYTES = 16_384
 
 
@@ -141,14 +141,14 @@ class Program:
       return Cost()
     if opcode in ('while', 'conditional', 'call'):
       inner = [self.cost(name) for name in instruction.called]
-      # The dearer branch: an iteration that drafts is what is planned.
+      # Takes the dearer branch: planned is an iteration that drafts.
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
       # The body of a loop whose trips are unknown counts once, unless it reads
       # a cache: of 300 entries in blocks of 256, twice.
       found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
       count = int(found[1]) if found else 1
-      # A `call` around the loop has its name, too.
+      # A `call` around the loop carries its name, too.
       blocks = _BLOCKS.search(attributes) if opcode == 'while' else None
       if blocks and not found:
         size, capacity = map(int, blocks.groups())

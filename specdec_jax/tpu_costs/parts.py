@@ -65,7 +65,8 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   decoder, mesh = workload.decoder, workload.mesh
   seen = decoder.seen
   if isinstance(length, Tree):
-    # Of the likeliest tokens, as the planner's rates of trees are measured.
+    # Trees consist of the likeliest tokens, as the planner's rates were
+    # measured.
     seen = dataclasses.replace(seen, sampling=Sampling())
   made = decoder.choice.make(seen, length)
   target = models.param_shapes(decoder.model, decoder.config)
@@ -75,7 +76,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   note = ''
   if made.config is not None:
     own = models.param_shapes(made.model, made.config)
-    # Heads of a small draft model may be fewer than the chips of a copy.
+    # A small draft model may have fewer heads than a copy has chips.
     try:
       mesh_lib.check_divides(mesh, own, batch_size=workload.batch_size)
     except ValueError as error:
@@ -110,7 +111,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
 
 
 def _prompt(workload: Workload) -> Prompt:
-  # A shape stands for an array wherever one is traced.
+  # Where a program is traced, shapes will do for arrays.
   array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
   batch_size, length = workload.batch_size, workload.input_length
   is_encoder = families.has_encoder(workload.decoder.config)
@@ -177,7 +178,8 @@ def pair_costs(
     'draft_params': aot.tree_bytes(whole.own),
     'caches': aot.tree_bytes(caches),
   }
-  # Before anything is compiled: what is kept alone may be too much.
+  # Checked before anything is compiled: parameters and caches alone may exceed
+  # the memory.
   memory['total'] = sum(memory.values())
   memory['available'] = int(workload.slice.chip.memory_bytes)
   _check_fits(workload, memory)
@@ -314,8 +316,8 @@ def _further_draft(shapes: Shapes, chain: Chain) -> Job:
     probs = to_probs(raw[:, 0])
     return (distributions.sample(keys, probs), probs, left), cache
 
-  # What is left of a token, such as EAGLE's guess of features, has the shapes
-  # that a catch-up leaves.
+  # `left`, such as EAGLE's guess of features, has the shapes that a catch-up
+  # returns.
   workload = shapes.workload
   tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
   seen = (state.target_cache,) if chain.reads_target_cache else ()

@@ -34,14 +34,14 @@ VERSION = 1
 # A discarded draft token follows the rejected one; a truncated one lies beyond
 # the EOS, the length limit or the NaN that ended the row.
 DRAFT_VERDICTS = ('accepted', 'rejected', 'discarded', 'truncated')
-# What the target's own token is: in place of the rejected token, after a fully
+# The target's own token stands in place of a rejected token, after a fully
 # accepted draft, or without any draft.
 NEXT_VERDICTS = ('correction', 'bonus', 'plain')
 
 Record = dict[str, Any]
 PiecesFn = Callable[[Sequence[int]], list[str]]
 
-# How tokens are chosen, in a header that says nothing else.
+# Defaults of settings that a header states.
 _SETTINGS: dict[str, float | str | None] = {
   **{'temperature': 1.0, 'top_k': None, 'top_p': None},
   **{'lenience': 1.0, 'seed': None, 'dtype': None},
@@ -278,7 +278,7 @@ def _iteration_record(
   next_token = int(row.verification.next_token)
   added = drafted[:num_accepted] + [next_token] * is_whole
   texts = pieces([*tail, *added])[len(tail) :]
-  # What a later token may still complete is left to it.
+  # An incomplete character is left to the token that completes it.
   texts[-1] = texts[-1].rstrip(_REPLACEMENT)
   next_text = texts.pop() if is_whole else ''
   if len(texts) < len(drafted):

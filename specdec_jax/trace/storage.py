@@ -21,8 +21,9 @@ _TOKEN: dict[str, _Types] = {
   **dict.fromkeys(('text', 'verdict'), str),
   **{'token': int, 'p': _NUMBER},
 }
-# What each kind of record, and each token of an iteration, must have, or with
-# a question mark may have, and of which type. More is allowed everywhere.
+# The keys and their types of each kind of record, and of a token in an
+# iteration; keys with a question mark are optional, and further keys are
+# allowed everywhere.
 _FIELDS: dict[str, dict[str, _Types]] = {
   'header': {
     **dict.fromkeys(('target', 'drafter', 'verification'), str),

@@ -17,7 +17,7 @@ from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
 
-# Characters of a line of tokens, lines of a prompt, characters of the head.
+# Characters in a line of tokens, lines of a prompt, characters in the title.
 _NUM_COLUMNS, _PROMPT_LINES, _HEAD_SIZE = 78, 2, 52
 
 _VERDICTS = ('accepted', 'rejected', 'correction', 'bonus', 'plain')

@@ -53,7 +53,7 @@ def show(
   """
   console = console or progress.console()
   has_marks = _needs_marks(console)
-  # Text is text, not markup, numbers and emoji codes.
+  # Prints text as it is, without markup, highlighted numbers and emoji codes.
   say = functools.partial(
     console.print, markup=False, highlight=False, emoji=False
   )

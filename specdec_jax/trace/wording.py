@@ -60,7 +60,7 @@ def visible(text: str, *, keep: str = '') -> str:
   """
 
   def shown(character: str) -> str:
-    # No token can command a terminal.
+    # Escapes control characters, so that no token can command a terminal.
     if character in keep:
       return character
     if character in _PICTURES:

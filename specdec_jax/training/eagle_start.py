@@ -13,8 +13,8 @@ from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import eagle as training
 from specdec_jax.training.losses import ArrayTree
 
-# Of a norm's scale that is undone, and of the drawn weights of all features but
-# the last.
+# The least scale of a norm that is divided by, and the size of drawn weights
+# for all features but the last.
 _LEAST_SCALE = 0.01
 _SHARE_OF_OTHERS = 0.1
 
@@ -47,7 +47,7 @@ def eagle_config(
       f'and {config.num_layers} as the last of them'
     )
   own = training.head_digest(training.head_of(config, params))
-  # Earlier versions wrote none.
+  # Earlier versions wrote no digest.
   if description.text(training.HEAD_DIGEST, own) != own:
     raise ValueError(
       f'{texts} was written by another model than {target}: by '

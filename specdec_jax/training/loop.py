@@ -27,7 +27,7 @@ from specdec_jax.training.run_checkpoints import Checkpoints, Run
 # after every validation.
 Report = Callable[[int, Mapping[str, float]], None]
 
-# Of a probability that is rounded.
+# Coverage is a probability; this leaves room for rounding.
 _MOST_COVERAGE = 1.1
 
 

@@ -77,7 +77,7 @@ def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
   if mesh.empty:
     return run
   shardings = meshes.parameter_shardings(mesh, run.params)
-  # A tree of shardings has the shape of the run that it places.
+  # A tree of shardings has the structure of the run.
   whole: ArrayTree = NamedSharding(mesh, PartitionSpec())
   trained, _ = divide(run.params)
   # Adafactor's factored moments have other shapes than their parameter.
@@ -149,7 +149,8 @@ class Checkpoints:
         run = self.restore(like, step)
       except ValueError as raised:
         error = raised
-      # What one cannot read none takes: all have to go on from one step.
+      # If one process cannot read it, none does: all have to go on from one
+      # step.
       if _is_everywhere(run is not None):
         break
       unread.append((step, error))
@@ -167,7 +168,7 @@ class Checkpoints:
         f'now {aside.name}; training goes back to step {step} '
         f'({error.__cause__ or error})'
       )
-    # Nobody lists the steps anew before the first process has moved them.
+    # All processes wait for the first to move them before they list the steps.
     if unread and _is_everywhere(True):
       self.manager.reload()
     return run
@@ -212,7 +213,7 @@ def open_run(
     cleanup_tmp_directories=True,
   )
   with contextlib.ExitStack() as stack:
-    # The first process asks, for all: its refusal ends the others too, which
+    # The first process checks for all: its refusal ends the others too, which
     # would wait for it at the next collective.
     lock = one_writer(folder / '.lock', folder)
     processes.ask_first(lambda: stack.enter_context(lock))

@@ -26,7 +26,7 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.training import loop, losses, metrics_log
 from specdec_jax.training.losses import ArrayTree, LossFn
 
-# What is done meanwhile is said after five seconds.
+# Names what takes longer than five seconds.
 waiting = functools.partial(progress.waiting, notice_after=5.0)
 
 

@@ -15,7 +15,8 @@ from specdec_jax.base import Array
 from specdec_jax.integrations.t5x.t5_networks import refusal
 
 _SAMPLING = ('temperature', 'topk', 'topp')
-# It says which scores T5X returns; those of speculation are the model's own.
+# It changes the scores that T5X returns; those of speculation are the model's
+# own.
 _WITHOUT_EFFECT = ('rescale_log_probs',)
 
 
@@ -25,7 +26,7 @@ def decoder_params_of(
   """Returns the key and the id of EOS of a prediction, also from
   `decoder_params`; ValueError for what speculation cannot do, or two keys."""
   check_num_decodes(asked['num_decodes'])
-  # What is taken out is known; what is left is of another decoder.
+  # Known keys are taken out; what is left is for another decoder.
   given = dict(asked.get('decoder_params') or {})
   eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
   key, rng = given.pop('decode_rng', None), asked.get('rng')
@@ -83,7 +84,7 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
   None if no gin file names it."""
   import gin
 
-  # References are resolved in a second call: what they raise is not ours.
+  # References are resolved in a second call, whose errors are their own.
   try:
     gin.get_bindings(configurable, resolve_references=False)
   except ValueError:

@@ -127,7 +127,7 @@ def networks(
   if draft_module is not None:
     draft = t5_networks.config_of(draft_module)
     sizes = target.vocab_size, draft.vocab_size
-    # Either may be padded further than the other.
+    # Target or draft model may be padded further than the other.
     if sizes[0] != sizes[1] and min(sizes) < vocabulary.vocab_size:
       raise ValueError(
         f'the target has {sizes[0]} token ids, the draft model {sizes[1]} and '
@@ -137,7 +137,8 @@ def networks(
   elif (checkpoint := speculation.drafter_checkpoint) is not None:
     dtype = jnp.dtype(target.dtype).name
     fixed['model'] = Model(checkpoint=checkpoint, dtype=dtype)
-  # As `assembly` asks for one. No id is padding; SeqIO's preprocessors add EOS.
+  # The interface that `assembly` needs. No id is padding; SeqIO's preprocessors
+  # add EOS.
   adapted: Any = types.SimpleNamespace(
     vocab_size=target.vocab_size,
     eos_ids=(),
@@ -150,7 +151,7 @@ def networks(
     sampling=speculation.sampling,
   )
   weights: Any = ()
-  # T5X is tracing when it calls a decode_fn.
+  # A decode_fn is called while T5X traces.
   with jax.ensure_compile_time_eval():
     choice = option_fields.chosen(
       'drafter', DRAFTERS, name, vars(speculation), **fixed
@@ -214,7 +215,7 @@ def decode(
   with _mesh_of_t5x():
     output = loop.generate(joined, key, prompt, method=method, max_len=max_len)
   if forced is not None:
-    # Back from what `_force` has; only within the row, beyond it are 0s.
+    # Undoes what `_force` does to EOS, within the row: beyond it are 0s.
     is_eos = arrays.is_within(output.lengths, max_len) & (forced == eos_id)
     tokens = jnp.where(is_eos, eos_id, output.tokens)
     output = dataclasses.replace(output, tokens=tokens)
@@ -311,7 +312,7 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
 def _check_given(speculation: Settings, draft_module: Any | None) -> None:
   """Raises ValueError unless a drafter with weights is told where they are, and
   no other."""
-  # 'model' is a network of T5X's; the weights of others are read here.
+  # The network of 'model' is T5X's; weights of other drafters are read here.
   name, needed = speculation.drafter, ''
   if has_model(DRAFTERS[name]):
     needed = 'draft_module' if name == 'model' else 'drafter_checkpoint'

@@ -18,7 +18,7 @@ _FILE = re.compile(
 )
 _CC_ALL = 'cc_all.32000.100extra'
 _MC4 = 'mc4.250000.100extra'
-# Folders of T5X's sizes: the prefix of our preset, and its vocabulary.
+# Folders with T5X's sizes: the prefix of our preset, and the vocabulary.
 _FAMILIES = {
   't5x/examples/t5/t5_1_0/': ('t5_1_0', _CC_ALL),
   't5x/examples/t5/t5_1_1/': ('t5_1_1', _CC_ALL),
@@ -26,7 +26,7 @@ _FAMILIES = {
   't5x/examples/scalable_t5/t5_1_1/': ('scalable_t5_1_1', _CC_ALL),
   't5x/examples/scalable_t5/mt5/': ('scalable_mt5', _MC4),
 }
-# Packages that only T5X's gin files need, and what a file then needs of ours.
+# Packages that only T5X's gin files need, and our imports for such a file.
 _FOREIGN = ('__gin__', '__main__', 't5x', 'seqio', 'flaxformer')
 _HEADER = """\
 from __gin__ import dynamic_registration
@@ -64,11 +64,12 @@ _RENAMED = {
   'temperature_sample.topk': 'decoding.Decoding.top_k',
   'temperature_sample.topp': 'decoding.Decoding.top_p',
 }
-# Their 0 is no limit, which is None here.
+# T5X's 0 means no limit, which is None here.
 _LIMITS = ('temperature_sample.topk', 'temperature_sample.topp')
 # Modules to import, unless the value is None or a macro.
 _MODULES = ('DatasetConfig.module', 'MIXTURE_OR_TASK_MODULE')
-# Of training and of how T5X restores: nothing here depends on them.
+# Bindings about training and about how T5X restores, on which nothing here
+# depends.
 _IDLE = {
   *('Adafactor.', 'CheckpointConfig.', 'SaveCheckpointConfig.', 'Trainer.'),
   *('DROPOUT_RATE', 'LABEL_SMOOTHING', 'LOSS_NORMALIZING_FACTOR', 'OPTIMIZER'),
@@ -78,7 +79,7 @@ _IDLE = {
   *('infer.use_orbax', 'label_smoothing', 'loss_normalizing_factor'),
   *('optimizer_def', 'z_loss'),
 }
-# What says what happens here anyway, as long as the value begins so.
+# Bindings that ask for what happens here anyway, if their value begins so.
 _AS_HERE = {
   'DatasetConfig.pack': 'False',
   'DatasetConfig.shuffle': 'False',
@@ -96,7 +97,7 @@ _AS_HERE = {
   'infer.partitioner': '@partitioning.PjitPartitioner()',
   'infer.restore_checkpoint_cfg': '@utils.RestoreCheckpointConfig()',
 }
-# Scopes of T5X's runs that train: a binding in one is not one of `infer`.
+# Scopes of T5X's training runs: a binding in one does not concern `infer`.
 _TRAINING = ('train', 'train_eval', 'infer_eval')
 
 
@@ -127,7 +128,7 @@ def translate(text: str) -> str:
   it is."""
   if not re.search(r'^(from|import) (t5x|__main__)\b', text, re.MULTILINE):
     return text
-  # Such a file states all that T5X's own one does.
+  # Such a file states everything that T5X's own infer.gin does.
   run = _INFER if re.search(r'\bdataset_cfg\b', text) else ''
   return _HEADER + run + ''.join(f'{line}\n' for line in _lines(text))
 
@@ -192,7 +193,8 @@ def _renamed(binding: str) -> str:
   return re.sub(r'^infer_script\b', 'infer', binding)
 
 
-# Of files alone, for training: DROPOUT_RATE and others, which change nothing in
-# `infer`, are macros of our own there.
+# `FILES` only translates files, for training. It renames no binding:
+# DROPOUT_RATE and others, which change nothing in `infer`, are macros of our
+# own there.
 FILES = Dialect(stand_in=stand_in, translate=translate)
 DIALECT = FILES._replace(rename=rename)

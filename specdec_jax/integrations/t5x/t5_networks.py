@@ -49,7 +49,8 @@ def config_of(module: Any) -> T5Config:
     )
   sizes = getattr(module, 'config', None)
   fields = set(getattr(sizes, '__dataclass_fields__', ()))
-  # Another field can be another network: T5X's examples are copied and changed.
+  # A further field can mean another network: T5X's examples are copied and
+  # changed.
   if fields not in _KNOWN_FIELDS:
     known = min(_KNOWN_FIELDS, key=lambda known: len(known ^ fields))
     raise refusal(
@@ -80,7 +81,7 @@ def config_of(module: Any) -> T5Config:
 def params_of(params: Weights, config: T5Config, *, role: str) -> Weights:
   """Returns a network's parameters in the dtypes that T5X computes with;
   ValueError, with the `role`, if names or shapes are not its own."""
-  # Names and shapes first: a wrong tree would decode, and wrongly.
+  # Checks names and shapes: a wrong tree would decode, but wrongly.
   params = flax.core.unfreeze(params)
   found, wanted = (
     {name: tuple(x.shape) for name, x in stored_arrays.flatten(tree).items()}

@@ -65,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
   figures: Record = {'examples': len(records)}
   with progress.waiting('judging'):
     for metric_fn in metric_fns:
-      # SeqIO wraps some of its figures.
+      # SeqIO wraps some figures in objects with a `value`.
       figures |= {
         name: float(getattr(value, 'value', value))
         for name, value in metric_fn(targets, predictions).items()
       }
   figures |= _rates([record.get('aux') for record in records])
-  # Counts and rates, and None for a rate of nothing.
+  # Figures are counts and rates; None is a rate without a count.
   show = lambda x: f'{x:,}' if isinstance(x, int) else f'{x:.2f}'
   rows = [(k, '-' if x is None else show(x)) for k, x in figures.items()]
   table = outputs.table(('', ''), rows, title=', '.join(args.predictions))

@@ -105,7 +105,7 @@ def _trace_writer(
       if record['type'] == 'iteration':
         iterations.append(record)
 
-    # Totals are of what was written; an interrupt leaves a trace without them.
+    # Totals of what was written; an interrupted trace has none.
     yield write
     summary = recording.summarize(iterations, decoder.method.depth)
     storage.write_record(file, recording.summary_record(summary))
@@ -123,7 +123,7 @@ def _decode_all(
   shows_text = args.json != outputs.STANDARD_OUTPUT
   is_colored = shows_text and screen.is_terminal
   num_prompts = sum(len(batch.texts) for batch in batches)
-  # Rows of a larger batch would interleave: they are shown when it is done.
+  # Rows of a larger batch would interleave: they are shown once it is done.
   is_live = is_colored and len(batches) == num_prompts
   with progress.waiting('compiling'):
     decode = running.compile_decode(decoder, batches[0], settings)
@@ -145,7 +145,7 @@ def _decode_all(
         shows.append(stream())
       elif is_colored:
         shows.append(records.append)
-      # A line that was begun ends in any case, before an error is told.
+      # A line that was begun ends in any case, also before an error.
       try:
         output = jax.device_get(decode(batch, shows))
       finally:
@@ -170,7 +170,7 @@ def _decode_all(
 
 
 def _trace_prompts(decoder: Decoder, batch: Batch, write: Write) -> None:
-  # The last batch may have rows of nobody.
+  # The last batch may have rows without a prompt.
   rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
   pieces = decoder.vocabulary.pieces
   for record in recording.prompt_records(rows, pieces, batch.texts):

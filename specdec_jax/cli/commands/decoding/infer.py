@@ -28,7 +28,7 @@ _SHOWN = (
   'drafters/adaptive.gin',
   'drafters/ngram.gin',
 )
-# Of these folders, that of the first process counts.
+# Folders that may differ between processes: the first process's counts.
 _FOLDERS = ('INFER_OUTPUT_DIR', 'output_dir', 'metrics_dir', 'profile_dir')
 # Bindings that change where results go, or what is said of them.
 _NO_SETTINGS = (

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     )
   decoder, batches, settings = from_flags.prepared(args, choices)
   if is_simulated:
-    # By decree, and no row ends early.
+    # The rate is imposed, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
     method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
     decoder = dataclasses.replace(decoder, method=method)
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     simulated = {'verification': 'simulated', 'lenience': None}
     figures |= simulated | {'simulate_alpha': args.simulate_alpha}
   if args.temperature or is_simulated:
-    # Both sides draw from one distribution, not the same tokens; or from none.
+    # Sampled sides share a distribution, not their tokens; simulated ones share
+    # nothing.
     figures['identical'] = figures['first_divergence_margin'] = None
   shown = [_table(figures)]
   if told := '; '.join(figures['doubts']):
@@ -89,8 +90,8 @@ def _measure(
 ) -> benchmark.Figures:
   """Returns the figures of `benchmark.compare`, and what they are against."""
   decoder, method = placed.decoder, placed.decoder.method
-  # Adaptive drafters keep the fixed one's state within their own, unless they
-  # copy first.
+  # An adaptive drafter's state contains that of the fixed one, unless it copies
+  # first.
   is_adaptive = isinstance(decoder.length, Adaptive)
   fixed = None
   if is_adaptive and not getattr(decoder.choice, 'lookup', False):

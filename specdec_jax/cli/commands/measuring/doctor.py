@@ -24,9 +24,10 @@ from specdec_jax.models import families, llama
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
-# Seconds of silence that nobody wonders about.
+# Seconds of silence before a notice.
 _PATIENCE = 5.0
-# By the extra of specdec_jax that has them; each module is called like these.
+# Packages by the extra of specdec_jax that installs them; each has one module,
+# of the same name.
 _PACKAGES = {
   'required': ('jax', 'jaxlib', 'flax', 'numpy'),
   'models': ('tokenizers', 'safetensors', 'gguf', 'jinja2', 'rich'),

@@ -23,8 +23,8 @@ from specdec_jax.theory.costs import KIND, Costs
 from specdec_jax.tpu_costs import aot, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 
-# What a file of costs must have. Those of compiled costs know of no acceptance,
-# and those of one row of no interval: lists that may be missing.
+# What a file of costs must have. Compiled costs have no acceptance, and those
+# of one row no interval: these lists may be missing.
 _TEXTS = ('source', 'model', 'drafter', 'dtype', 'device')
 _NUMBERS = (
   *('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
   options.add_shared(group, 'weights', 'cache_dtype')
-  # What other drafters are told changes no cost, or is a file.
+  # Options of other drafters change no cost, or name a file.
   options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
   add = parser.add_argument_group('planning').add_argument
   add(
@@ -183,7 +183,7 @@ def _read(path: str, max_gamma: int | None) -> Figures:
   found.number('num_devices', 1)
   if len(found.numbers('alpha_interval', [0, 1])) != 2:
     found.refuse('alpha_interval', 'two numbers')
-  # All that the file says goes on into --json, what is not read here, too.
+  # --json repeats all of the file, also what is not read here.
   record = dict(found.values)
   costs = Costs.among(record)
   costs.check_gamma(1)
@@ -261,7 +261,7 @@ def _tree(
   if max_nodes < 2 or (found['source'] == 'measured' and not ranks):
     return None
   if ranks:
-    # Of few prefixes, a rank may be ahead of the one before it.
+    # Measured on few prefixes, a rank may be ahead of the one before it.
     ranks = np.minimum.accumulate(ranks)
   return tree_planner.plan(
     trees.assumed_rates(alpha, ranks),

@@ -143,7 +143,7 @@ def _check_is_model(destination: Path) -> None:
     raise ValueError(
       f'{destination} holds no model, so --overwrite does not replace it'
     )
-  # Whatever any format writes: a folder of another one may be replaced, too.
+  # Files of any format: a folder in another format may be replaced, too.
   names = {name for each in written for name in each.files}
   names.update(vocabulary_files.WRITTEN)
   known = lambda child: child.is_file() and child.name in names

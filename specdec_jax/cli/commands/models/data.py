@@ -229,7 +229,7 @@ def _rewrite(args: argparse.Namespace) -> int:
   )
   counts = dict(description.at('splits').values)
   with _new_folder(args) as folder:
-    # Splits that are not rewritten go along, and so does the vocabulary.
+    # Copies the vocabulary, and splits that are not rewritten.
     for path in (source / token_files.VOCABULARY, *splits.values()):
       if path.stem not in args.splits and path.is_file():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -240,7 +240,7 @@ def _rewrite(args: argparse.Namespace) -> int:
           config, params, tokens, how, seed=args.seed, report=bar.advance
         )
       token_files.save(file, rewritten)
-      # Counts of what was dropped stay: inputs are those that were prepared.
+      # Counts of what was dropped stay: the inputs are the same.
       counts[split] = {
         **counts[split],
         'target_tokens': rewritten.targets.tokens.size,
