@@ -107,8 +107,8 @@ def error_of_row(
 
 
 class Stream:
-  """The text of one prompt as it is decoded: iterate over it. `completion` is
-  all of it, once the iteration has ended; until then None."""
+  """Yields the text of one prompt as it is decoded. `completion` is None until
+  the iteration has ended, and then all of it."""
 
   def __init__(self, pieces: Generator[str, None, Completion]):
     self.completion: Completion | None = None

@@ -17,7 +17,7 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constraint:
-  """Which texts may come at all; see `text.grammars`."""
+  """What a text is restricted to; see `text.grammars`."""
 
   regex: str | None = option(
     None, 'give only texts that this matches as a whole', type=str

@@ -27,11 +27,11 @@ Top = tuple[tuple[int, float], ...]
 
 
 class Scored(NamedTuple):
-  """Of new tokens, from the first on; on the host.
+  """Log-probabilities of new tokens, from the first on; on the host.
 
   Attributes:
-    log_probs: float32 `[B, N]`, theirs.
-    ids: int32 `[B, N, n]`, the likeliest in their places, the best first.
+    log_probs: float32 `[B, N]`, those of the tokens.
+    ids: int32 `[B, N, n]`, the likeliest at each position, the best first.
     values: float32 `[B, N, n]`, the log-probabilities of these.
   """
 

@@ -76,8 +76,8 @@ _IDS = "a list of token ids, such as '[5, 7]'", _are_ids
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processing(constraints.Constraint):
-  """What changes logits by the text before them, see `processors`; None is what
-  the model's own files state, or nothing."""
+  """Processors of logits, which depend on the text so far; see `processors`.
+  None stands for what the model's own files state, or for nothing."""
 
   repetition_penalty: float | None = _setting(
     'divide positive logits of ids in the text, prompt included, by this, and '

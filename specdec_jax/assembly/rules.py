@@ -46,7 +46,8 @@ class Judge(NamedTuple):
 
 
 class Rule(Protocol):
-  """A rule as users choose it; `judge` raises if it cannot be sampled so."""
+  """A rule as users choose it; `judge` raises ValueError if the rule does not
+  support the sampling."""
 
   def judge(self, sampling: Sampling) -> Judge: ...
 

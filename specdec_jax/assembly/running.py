@@ -48,10 +48,12 @@ def at_once(function: Callable[[], Result], /) -> Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings(Options):
-  """What a decode needs to know beside its decoder; see `api.generate`. `texts`
-  has what single texts have instead, by the names of `OF_TEXTS`, for all texts
-  or for none; `call` calls whatever takes long. Raises ValueError if a number
-  is out of range, a string is empty, or two of them do not go together."""
+  """The settings of a decode, beside its decoder; see `api.generate`.
+
+  `texts` has settings of single texts, by the names of `OF_TEXTS`, for all
+  texts or for none; `call` calls whatever takes long. Raises ValueError if a
+  number is out of range, a string is empty, or two settings do not go together.
+  """
 
   max_new_tokens: int
   temperature: float | None = None  # type: ignore[assignment]

@@ -27,7 +27,7 @@ _NO_NUMBERS = str, bool, list, tuple, dict
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawing:
-  """What is made of logits; see `logits.standardize`."""
+  """How logits become probabilities; see `logits.standardize`."""
 
   temperature: float = option(0.0, '0 is greedy', type=temperature)
   top_k: int | None = option(None, 'keep the k likeliest', type=positive_int)

@@ -29,7 +29,7 @@ _LABELS = ('id', 'task')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choices:
-  """What flags stand for; nothing is read yet."""
+  """The choices that flags make; no model is read yet."""
 
   model: Model
   drafter: DrafterChoice

@@ -32,7 +32,7 @@ from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 class Ahead:
-  """Examples that can be looked for before they are read."""
+  """Examples of which `has` can tell how many follow, before they are used."""
 
   def __init__(self, rows: Iterator[Row]):
     self._rows = rows
@@ -57,11 +57,12 @@ class Gammas:
   """What a run decodes with, from one chunk to the next.
 
   Attributes:
+    job: what is decoded.
     rows: the examples that are not read yet.
     is_long: whether they are enough for a first chunk that compares gammas.
     is_open: whether gamma is chosen with the next chunk, the first.
-    choice: what was chosen, or is to hold if these examples do not speak
-      against it; None for a gamma that is given, or not known.
+    choice: what was chosen, or was remembered and holds unless these examples
+      speak against it; None for a gamma that is given, or not known yet.
   """
 
   job: Job
@@ -145,7 +146,7 @@ def _where(job: Job) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """Some examples in a row, and their digest, see `examples.digest`."""
+  """Consecutive examples, and their digest, see `examples.digest`."""
 
   index: int
   rows: tuple[Row, ...]
@@ -207,8 +208,8 @@ def compile_for(loaded: Loaded, gamma: int | None) -> strategies.Decode:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoded:
-  """The lines of a chunk, in order, and its time; and the gamma of the rest of
-  it, and of all that follow."""
+  """The lines of a chunk, in order, and its time; and the gamma that was chosen
+  for the rest of it, and for all chunks after it."""
 
   lines: list[Record]
   timed: decode_many.Timed

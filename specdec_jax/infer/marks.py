@@ -31,14 +31,15 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-  """What a mark says.
+  """What the mark of a file states.
 
   Attributes:
     counts: `counts.examples` is the number of lines as well.
     examples_digest: of what was decoded, see `add_digests`.
     settings: by name, all that the results of a whole shard depend on.
-    settings_digest: the same of a chunk, whose folder has the settings.
-    gamma: what `gamma='auto'` came to.
+    settings_digest: their digest, in the mark of a chunk, whose folder has the
+      settings.
+    gamma: the choice that `gamma='auto'` made.
   """
 
   counts: Counts

@@ -35,9 +35,14 @@ def shipped_text(name: str) -> str:
 
 
 class Dialect(NamedTuple):
-  """Gin files and bindings of another project, read as ours: the text that
-  stands for a file of a name, None for one that is looked for and read; a file
-  in our names; and bindings of the command line in our names."""
+  """How gin files and bindings of another project are read as ours.
+
+  Attributes:
+    stand_in: from a file's name to the text that replaces it; None for a file
+      that is looked for and read.
+    translate: from a file's text to one in our names.
+    rename: from bindings of the command line to those in our names.
+  """
 
   stand_in: Callable[[str], str | None] = lambda name: None
   translate: Callable[[str], str] = lambda text: text

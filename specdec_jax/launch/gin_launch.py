@@ -27,8 +27,15 @@ _MACRO = re.compile(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', re.MULTILINE)
 
 
 class Configuration(NamedTuple):
-  """Gin files and bindings, in their order; where files are looked for; and
-  the `dialect` of another project's users."""
+  """A configuration by gin.
+
+  Attributes:
+    files: gin files, in their order.
+    bindings: those of the command line, which override the files'.
+    folders: where files are looked for.
+    remote_imports: whether files in buckets may import modules.
+    dialect: that of another project, if files and bindings are in it.
+  """
 
   files: Sequence[str] = ()
   bindings: Sequence[str] = ()

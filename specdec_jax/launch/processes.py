@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Meeting(NamedTuple):
-  """Where the processes of a job meet; what is None, jax finds out."""
+  """Where the processes of a job meet; jax finds out what is None."""
 
   coordinator_address: str | None
   process_count: int | None

@@ -24,10 +24,15 @@ Text = Union[str, 'Dialogue']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Prompts as given, and packed: rows beyond `texts` only fill the batch, and
-  are finished before they begin. With the strings that end each text, and with
-  the random keys `[B]` of its rows, where its prompts have settings of their
-  own."""
+  """A batch of prompts.
+
+  Attributes:
+    prompt: the prompts, packed. Rows beyond `texts` only fill the batch, and
+      are finished before they begin.
+    texts: the prompts as given.
+    stops: the strings that end each text.
+    keys: random keys `[B]` of the rows, where prompts have their own settings.
+  """
 
   prompt: Prompt
   texts: tuple[str, ...]
@@ -38,7 +43,8 @@ class Batch:
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
   """Messages for the chat template, of which the last is to be answered, and
-  tools that the answer may call, as JSON schemas. Shown as its last message."""
+  tools that the answer may call, as JSON schemas. `str` gives the last
+  message."""
 
   messages: Messages
   tools: Tools = None
@@ -68,7 +74,8 @@ def dialogue(messages: Any, tools: Any, place: str) -> Dialogue:
 
 
 class Line(NamedTuple):
-  """A prompt, where it stands, and what else its line of JSON says."""
+  """A prompt, its place for messages, and the other fields of its line of
+  JSON."""
 
   text: Text
   place: str

@@ -29,9 +29,16 @@ MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-  """The text that a model reads, or the dialogue that it answers, of which the
-  text is the last; a reference, and the tokens of either text where the task
-  fixes them; and as JSON, settings of its own."""
+  """One example of a task.
+
+  Attributes:
+    inputs: the text that a model reads, or the last message of `dialogue`.
+    targets: the reference.
+    input_ids: the tokens of `inputs`, where the task fixes them.
+    target_ids: the tokens of `targets`, where the task fixes them.
+    dialogue: the messages that a model answers, if the task has them.
+    settings: of this example alone, as JSON.
+  """
 
   inputs: str
   targets: str | None = None
@@ -50,9 +57,14 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A named source of examples, which `read` yields in the same order every
-  time, whether these can have settings, and what it is judged by. Output files
-  have its name."""
+  """A named source of examples.
+
+  Attributes:
+    name: output files have it.
+    read: yields the examples, in the same order every time.
+    metric_fns: what predictions are judged by.
+    has_settings: whether examples may have settings of their own.
+  """
 
   name: str
   read: Callable[[], Iterator[Example]]
@@ -62,8 +74,14 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
-  """A data set of TFDS as a task: the features to read (None for an
-  unconditional language model) and to write, T5's prefix, and names of metrics.
+  """A data set of TFDS as a task.
+
+  Attributes:
+    tfds_name: its name and version in TFDS.
+    inputs: the feature to read; None for an unconditional language model.
+    targets: the feature to write.
+    prefix: T5's, before the inputs.
+    metrics: names of metrics.
   """
 
   tfds_name: str

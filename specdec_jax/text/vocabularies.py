@@ -246,8 +246,8 @@ def _compile_template(template: str) -> Any:
     raise jinja2.TemplateError(message)
 
   class Generation(jinja2.ext.Extension):
-    """What stands between {% generation %} and {% endgeneration %}, as it is:
-    only training asks where the assistant speaks."""
+    """Renders what stands between {% generation %} and {% endgeneration %} as
+    it is: only training asks what the assistant said."""
 
     tags = {'generation'}
 

@@ -200,9 +200,10 @@ def committed(record: Record) -> list[Record]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-  """Totals of a trace, counted as `decoding.statistics` counts; `num_rows` are
-  those with an iteration, `num_tested` and `num_accepted` by draft position;
-  `num_drafted` are the tokens shown, of a tree fewer than its nodes."""
+  """Totals of a trace, counted as `decoding.statistics` counts. `num_rows`
+  counts rows with an iteration; `num_tested` and `num_accepted` are by draft
+  position; `num_drafted` counts the tokens shown, for a tree fewer than its
+  nodes."""
 
   num_rows: int
   num_tokens: int

@@ -39,8 +39,8 @@ class Schedule:
     train_steps: where it ends.
     eval_period: from one validation to the next.
     checkpoint_period: from one checkpoint to the next.
-    log_period: that a line of metrics is the mean of, or fewer: a checkpoint
-      ends it.
+    log_period: steps that a line of metrics averages; a checkpoint ends a line
+      early.
     keep: newest checkpoints that are kept.
     average_last: newest checkpoints whose mean is the model.
   """
