@@ -105,7 +105,7 @@ def decoded(
       grammar = grammar.replace(guesses=np.full_like(grammar.guesses, -1))
     prompt = dataclasses.replace(batch.prompt, grammar=grammar)
     batch = dataclasses.replace(batch, prompt=prompt)
-    decoder = running.suited(decoder, batch)
+    decoder = running.decoder_for(decoder, batch)
     output = running.compile_decode(decoder, batch, settings)(batch, ())
     output = jax.device_get(output)
     rows = range(len(batch.texts))

@@ -193,7 +193,7 @@ def _names(decoder: Decoder) -> Cells:
   shapes = jax.tree.leaves(
     decoder_lib.assembled(
       model,
-      decoder.seen,
+      decoder.target_info,
       drafter=NoDrafter(),
       rule=decoder.rule,
       length=decoder.length,
@@ -249,7 +249,7 @@ def _accepted(name: str, temperature: float, num_new: int) -> list[Cells]:
     sampling=Sampling(temperature=temperature),
   )
   choices = _choices(families.num_layers(decoder.config)[-1])
-  made = [each.make(decoder.seen, Fixed(1)) for each in choices.values()]
+  made = [each.make(decoder.target_info, Fixed(1)) for each in choices.values()]
   target = decoder.params.target
   is_chat = name.startswith('smollm2')
   path = Path('experiments/prompts') / (

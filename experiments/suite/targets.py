@@ -245,7 +245,7 @@ class Target:
           alone.params,
           *args,
           method=dataclasses.replace(
-            alone.method, logits_to_probs=to_probs(alone.seen.vocab_size)
+            alone.method, logits_to_probs=to_probs(alone.target_info.vocab_size)
           ),
           max_len=max_len,
         )

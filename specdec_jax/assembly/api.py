@@ -249,7 +249,7 @@ def generate(
     return iter(())
   settings = settings.for_rows(len(inputs))
   batches = packing.pack(decoder, inputs, settings)
-  decoder = running.suited(decoder, batches[0])
+  decoder = running.decoder_for(decoder, batches[0])
   return _completions(decoder, batches, settings)
 
 
@@ -319,6 +319,6 @@ def stream(
   )
   settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   [batch] = packing.pack(decoder, inputs, settings)
-  decoder = auto_gamma.settled(running.suited(decoder, batch), settings)
+  decoder = auto_gamma.settled(running.decoder_for(decoder, batch), settings)
   iterate = running.compile_iterations(decoder, batch, settings)
   return Stream(completions.pieces(decoder, batch, iterate(batch)))

@@ -59,5 +59,5 @@ def drafter(
     gamma=length.gamma,
     width=2 * num_beams if width is None else width,
     eos_id=decoder.method.eos_id,
-    vocab_size=decoder.seen.vocab_size,
+    vocab_size=decoder.target_info.vocab_size,
   )

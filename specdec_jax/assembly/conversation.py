@@ -81,7 +81,7 @@ class Conversation:
     self._room = 0
     self.reset()
     # Raises without a chat template.
-    suited = running.suited(decoder, self._packed('.'))
+    suited = running.decoder_for(decoder, self._packed('.'))
     self.decoder = auto_gamma.settled(suited, self._settings)
 
   def reset(self) -> None:

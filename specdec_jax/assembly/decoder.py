@@ -39,7 +39,7 @@ class Decoder:
     choice: the drafter as it was chosen.
     length: how much it drafts. If that is `Auto`, all else is of the widest
       gamma that will be tried; `at` gives the decoder of one.
-    seen: what the drafter knows of the target.
+    target_info: what the drafter knows of the target.
     drafting: the drafter as it was made for the target.
     rule: the acceptance rule as it was chosen.
     method: what all loops take; its sampling is the target's as the rule sees
@@ -55,7 +55,7 @@ class Decoder:
   model: Model
   choice: DrafterChoice
   length: Length
-  seen: Target
+  target_info: Target
   drafting: Drafting
   rule: Rule
   method: Method
@@ -75,19 +75,19 @@ class Decoder:
 
   @property
   def config(self) -> families.Config:
-    return self.seen.config
+    return self.target_info.config
 
   @property
   def vocabulary(self) -> AnyVocabulary:
     """That of both models; ValueError for a dry run, which has none."""
-    if self.seen.vocabulary is None:
+    if self.target_info.vocabulary is None:
       raise ValueError('a dry run has no vocabulary')
-    return self.seen.vocabulary
+    return self.target_info.vocabulary
 
   @property
   def sampling(self) -> Sampling:
     """How the target is sampled."""
-    return self.seen.sampling
+    return self.target_info.sampling
 
   @property
   def target(self) -> LanguageModel:
@@ -120,10 +120,10 @@ class Decoder:
       choice = self.choice if gamma else NoDrafter()
       # All gammas share the weights: only functions are made anew.
       length = Fixed(gamma)
-      made = choice.make(self.seen, length)
+      made = choice.make(self.target_info, length)
       method = dataclasses.replace(
         self.method,
-        target=made.target_of(self.seen),
+        target=made.target_of(self.target_info),
         drafter=_finished(made.drafter, self.exact_bits),
       )
       self.others[gamma] = self._forgetful(
@@ -142,9 +142,9 @@ class Decoder:
     if None not in self.others:
       # Any temperature above 0 will do: each row has its own.
       sampling = dataclasses.replace(self.sampling, temperature=1.0)
-      seen = dataclasses.replace(self.seen, sampling=sampling)
+      target_info = dataclasses.replace(self.target_info, sampling=sampling)
       chosen = self.choice, self.rule, self.length
-      made = _made(seen, *chosen, exact_bits=self.exact_bits)
+      made = _made(target_info, *chosen, exact_bits=self.exact_bits)
       self.others[None] = self._forgetful(**made)
     return self.others[None]
 
@@ -168,7 +168,7 @@ class Decoder:
       raise ValueError("only a decoder with drafter='suffix' remembers texts")
     encode = functools.partial(self.vocabulary.encode, add_special_tokens=False)
     ids = [encode(each) if isinstance(each, str) else each for each in texts]
-    most = self.seen.vocab_size - 1
+    most = self.target_info.vocab_size - 1
     for i, row in enumerate(ids, start=1):
       if min(row, default=0) < 0 or max(row, default=0) > most:
         raise ValueError(f'text {i} has ids that are not from 0 to {most}')
@@ -179,7 +179,7 @@ class Decoder:
   def ranked_drafter(self, num_children: int) -> Drafter:
     """Makes a drafter of trees of depth 1, the likeliest tokens first."""
     # Ranks are of the drafter's own distribution, whatever is sampled.
-    greedy = dataclasses.replace(self.seen, sampling=Sampling())
+    greedy = dataclasses.replace(self.target_info, sampling=Sampling())
     return self.choice.make(greedy, Tree((0,) * num_children)).drafter
 
   @property
@@ -245,7 +245,7 @@ def outline(
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
     sampling = sampling.with_defaults(*huggingface.stated(path))
-  seen = Target(
+  target_info = Target(
     name=model.checkpoint,
     config=config,
     vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
@@ -253,7 +253,7 @@ def outline(
   )
   return assembled(
     model,
-    seen,
+    target_info,
     drafter=drafter,
     rule=rule,
     length=length,
@@ -263,7 +263,7 @@ def outline(
 
 def assembled(
   model: Model,
-  seen: Target,
+  target_info: Target,
   *,
   drafter: DrafterChoice,
   rule: Rule,
@@ -272,12 +272,12 @@ def assembled(
 ) -> Decoder:
   """Makes a decoder, without weights, for a target whose sizes and vocabulary
   are at hand; ValueError if a draft does not fit into a context."""
-  parts = _made(seen, drafter, rule, length, exact_bits=exact_bits)
+  parts = _made(target_info, drafter, rule, length, exact_bits=exact_bits)
   made = parts['drafting']
   own: Any = ()
   if made.config is not None:
     own = models.param_shapes(made.model, made.config)
-  target = models.param_shapes(model, seen.config)
+  target = models.param_shapes(model, target_info.config)
   result = Decoder(
     model=model,
     choice=drafter,
@@ -310,7 +310,7 @@ def _finished(drafter: Drafter, exact_bits: bool) -> Drafter:
 
 
 def _made(
-  seen: Target,
+  target_info: Target,
   choice: DrafterChoice,
   rule: Rule,
   length: Length,
@@ -321,15 +321,16 @@ def _made(
   # Of a gamma that is yet to be measured, the widest needs the most room.
   if isinstance(length, Auto):
     length = Fixed(length.gammas[-1])
-  made, judge = choice.make(seen, length), rule.judge(seen.sampling)
+  made = choice.make(target_info, length)
+  judge = rule.judge(target_info.sampling)
   method = Method(
-    target=made.target_of(seen),
+    target=made.target_of(target_info),
     drafter=_finished(made.drafter, exact_bits),
     verify_fn=judge.verify_fn(made.drafter.tree),
-    logits_to_probs=judge.sampling.to_probs(seen.vocab_size),
-    eos_id=seen.eos_id,
+    logits_to_probs=judge.sampling.to_probs(target_info.vocab_size),
+    eos_id=target_info.eos_id,
   )
-  return {'seen': seen, 'drafting': made, 'method': method}
+  return {'target_info': target_info, 'drafting': made, 'method': method}
 
 
 def _fitting(length: Length, is_free: bool, limit: int) -> Length:

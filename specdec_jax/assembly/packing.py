@@ -93,8 +93,8 @@ def pack(
   ]
   process = processing.packer(
     ways,
-    eos_ids=decoder.seen.eos_id,
-    vocab_size=decoder.seen.vocab_size,
+    eos_ids=decoder.target_info.eos_id,
+    vocab_size=decoder.target_info.vocab_size,
     num_logits=decoder.target.vocab_size,
     vocabulary=decoder.vocabulary,
   )

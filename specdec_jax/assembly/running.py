@@ -154,7 +154,7 @@ def row_keys(seeds: Array, streams: Array) -> Array:
   return jax.vmap(of_row)(seeds, streams)
 
 
-def suited(decoder: Decoder, batch: Batch) -> Decoder:
+def decoder_for(decoder: Decoder, batch: Batch) -> Decoder:
   """Returns the decoder for a batch: `decoder.sampled` if its rows say how each
   is sampled."""
   return decoder if batch.prompt.sampling is None else decoder.sampled
@@ -204,7 +204,7 @@ def compiled(
   Raises ValueError if its gamma is yet to be measured, or `exact_bits` cannot
   be kept.
   """
-  decoder = suited(decoder, first)
+  decoder = decoder_for(decoder, first)
   if decoder.is_auto:
     raise ValueError('gamma auto is not measured here: give a number')
   num_devices = settings.num_devices

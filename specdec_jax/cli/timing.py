@@ -43,7 +43,7 @@ class Placed:
     """Compiles plain decoding of the first batches in several dtypes."""
     decoder, own = self.decoder, self.decoder.model.dtype
     # `decoder.method` may show a rule the target at another temperature.
-    to_probs = decoder.sampling.to_probs(decoder.seen.vocab_size)
+    to_probs = decoder.sampling.to_probs(decoder.target_info.vocab_size)
     method = dataclasses.replace(decoder.method, logits_to_probs=to_probs)
     sides = {}
     for dtype in sorted({*dtypes, own}):

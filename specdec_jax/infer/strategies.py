@@ -104,7 +104,7 @@ def _compile_beam_search(job: Job, params: Params) -> Decode:
     **_settings(job),
     alpha=_ALPHA if alpha is None else alpha,
     eos_id=job.decoder.method.eos_id,
-    vocab_size=job.decoder.seen.vocab_size,
+    vocab_size=job.decoder.target_info.vocab_size,
   )
   pack = examples.packer(job.layout)
   return _compile_whole(job, params, lambda rows: (pack(rows),), generate)

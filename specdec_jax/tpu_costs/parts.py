@@ -63,12 +63,12 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   divide over the mesh is replicated. ValueError if the target or the batch does
   not."""
   decoder, mesh = workload.decoder, workload.mesh
-  seen = decoder.seen
+  target_info = decoder.target_info
   if isinstance(length, Tree):
     # Trees consist of the likeliest tokens, as the planner's rates were
     # measured.
-    seen = dataclasses.replace(seen, sampling=Sampling())
-  made = decoder.choice.make(seen, length)
+    target_info = dataclasses.replace(target_info, sampling=Sampling())
+  made = decoder.choice.make(target_info, length)
   target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
   target = lying(target, mesh_lib.parameter_shardings(mesh, target))
@@ -93,7 +93,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
 
   program = Program(
     method=dataclasses.replace(
-      decoder.method, target=made.target_of(seen), drafter=made.drafter
+      decoder.method, target=made.target_of(target_info), drafter=made.drafter
     ),
     params=params,
     prompt=_prompt(workload),
@@ -244,7 +244,7 @@ def part_jobs(
     f'target, {width} positions': target_step(whole, width)
     for width in widths_to_time(max_gamma)
   }
-  one = decoder.choice.make(decoder.seen, Fixed(1)).drafter
+  one = decoder.choice.make(decoder.target_info, Fixed(1)).drafter
   jobs[_FIRST] = _draft(whole, one)
   if whole.chain is None:
     jobs[_FURTHER] = _draft(whole, whole.program.method.drafter)
@@ -272,7 +272,7 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
 def _drafts(decoder: Decoder, tree: Tree) -> bool:
   """Returns whether a decoder's drafter drafts this tree, and no other in its
   place."""
-  greedy = dataclasses.replace(decoder.seen, sampling=Sampling())
+  greedy = dataclasses.replace(decoder.target_info, sampling=Sampling())
   try:
     return decoder.choice.make(greedy, tree).drafter.tree == tree
   except ValueError:

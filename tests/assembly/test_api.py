@@ -146,8 +146,8 @@ def test_a_text_has_settings_of_its_own(decoder, completions):
   same = {'temperature': 1.5, 'top_p': 0.8, 'seed': 3}
   sampled = dataclasses.replace(
     decoder.sampled,
-    seen=dataclasses.replace(
-      decoder.seen, sampling=Sampling(temperature=1.5, top_p=0.8)
+    target_info=dataclasses.replace(
+      decoder.target_info, sampling=Sampling(temperature=1.5, top_p=0.8)
     ),
   )
   [one, _] = generate(sampled, TEXTS[:2], seed=3)

@@ -36,7 +36,7 @@ def decode(decoder, **options):
     max_new_tokens=NUM_NEW, batch_size=len(TEXTS), top_logprobs=TOP, **options
   )
   [batch] = packing.pack(decoder, TEXTS, settings)
-  decoder, records = running.suited(decoder, batch), []
+  decoder, records = running.decoder_for(decoder, batch), []
   run = running.compile_decode(decoder, batch, settings)
   output = jax.device_get(run(batch, [records.append]))
   scored = log_probs.of_batch(decoder, batch, output, settings)
@@ -108,7 +108,7 @@ def test_the_likeliest_are_those_of_one_call(folder):
     cache = model.init(decoder.params.target, first, width + 1)
     [found], _ = extend(decoder.params.target, fed, cache)
     places = np.asarray(found, np.float64)[start - 1 : len(text) - 1]
-    places = places[:, : decoder.seen.vocab_size]
+    places = places[:, : decoder.target_info.vocab_size]
     for i, logits in enumerate(places):
       before = text[: start + i]
       seen = np.isin(np.arange(logits.size), before)
@@ -139,7 +139,7 @@ def test_who_asks_for_none_gets_none(folder):
   assert [len(top) for top in found.top_log_probs] == [2] * 4
   assert found.tokens == tuple(top[0][0] for top in found.top_log_probs)
   # No more than there are.
-  most = decoder.seen.vocab_size
+  most = decoder.target_info.vocab_size
   every = ask(top_logprobs=10**6).top_log_probs
   assert [len(top) for top in every] == [most] * 4
   with pytest.raises(ValueError, match=r'top_logprobs.*0'):

@@ -65,9 +65,9 @@ class Drafting:
   join: Callable[[Any, Any], Any] = lambda target, own: own
   chain: Chain | None = None
 
-  def target_of(self, seen: Target) -> LanguageModel:
+  def target_of(self, target: Target) -> LanguageModel:
     """Returns the target's functions."""
-    return self.target or families.language_model(seen.config)
+    return self.target or families.language_model(target.config)
 
 
 class DrafterChoice(Protocol):

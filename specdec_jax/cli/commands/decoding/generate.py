@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
   decoder, batches, settings = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=args.num_return_sequences
   )
-  suited = running.suited(decoder, batches[0])
+  suited = running.decoder_for(decoder, batches[0])
   decoder = auto_gamma.settled(suited, settings, outputs.tell)
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(outputs.json_lines(args.json))
