@@ -12,7 +12,7 @@ _BLOCK = 128
 
 
 def normalize(weights: Array, fallback: Array) -> Array:
-  """Weights scaled to sum to one, float32 `[..., V]`.
+  """Scales weights to sum to one, float32 `[..., V]`.
 
   Args:
     weights: float32 `[..., V]`, none negative.

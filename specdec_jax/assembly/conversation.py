@@ -156,7 +156,8 @@ class Conversation:
     self._state = state
 
   def _read(self, batch: Batch) -> Iterations:
-    """Feeds what is new of the conversation; the iterations that answer it."""
+    """Feeds what is new of the conversation; returns the iterations that answer
+    it."""
     decoder, prompt = self.decoder, batch.prompt
     limit, room = decoder.max_positions, _ROOM
     while room < int(jnp.max(jnp.asarray(prompt.max_lengths))):

@@ -35,8 +35,8 @@ def options_of(choice: type) -> dict[str, dataclasses.Field]:
 
 
 def plain(value: Any) -> Any:
-  """Python's own numbers, lists and dicts of what may be those of numpy or
-  jax."""
+  """Converts numbers, lists and dicts, also of numpy or jax, to Python's
+  own."""
   value = value.tolist() if hasattr(value, 'tolist') else value
   if isinstance(value, Mapping):
     # A sequence of ids that is a key stays one.

@@ -49,8 +49,8 @@ def _are_biases(biases: Any) -> bool:
 
 
 def _pairs(biases: Any) -> Iterable[Any]:
-  """Sequences and their biases, of a list as JSON has it, or of a mapping, in
-  which a single id stands for itself, in JSON as a text."""
+  """Returns sequences and their biases, from a list as JSON has it, or from a
+  mapping, in which a single id stands for itself, in JSON as a string."""
   if not isinstance(biases, Mapping):
     return biases or ()
   key = lambda x: int(x) if isinstance(x, str) and x.isdecimal() else x

@@ -149,7 +149,7 @@ def check_seed(seed: int) -> None:
 
 @jax.jit
 def row_keys(seeds: Array, streams: Array) -> Array:
-  """Keys `[B]` from seeds and the numbers of streams, `[B]`."""
+  """Makes keys `[B]` from seeds and the numbers of streams, `[B]`."""
   of_row = lambda seed, i: keys.row_keys(jax.random.key(seed), i[None])[0]
   return jax.vmap(of_row)(seeds, streams)
 

@@ -146,7 +146,8 @@ def read_params(
 
 
 def read_whole_params(path: Path, config: AnyConfig) -> Weights:
-  """`read_params`, to be trained or trained for; ValueError if packed."""
+  """Reads parameters as `read_params`, to be trained or trained for; ValueError
+  if they are packed."""
   if weights := find(path).read_weights(path):
     raise ValueError(f'{path} is packed in {weights}: give the whole weights')
   return read_params(path, config)

@@ -58,7 +58,8 @@ def read_weights(folder: Path) -> str | None:
 
 
 def param_shapes(config: AnyConfig, weights: str | None) -> Weights:
-  """`families.param_shapes`, packed as they are stored: each in 8 bits."""
+  """Returns `families.param_shapes`, packed as they are stored: each in 8
+  bits."""
   shapes = families.param_shapes(config)
   if weights is None:
     return shapes

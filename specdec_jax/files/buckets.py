@@ -151,7 +151,8 @@ class BucketPath(_EPath):
     return self.write_bytes(data.encode(encoding or 'utf-8'))
 
   def create(self, text: str) -> bool:
-    """Writes a text unless somebody else has written one; whether it did."""
+    """Writes a text unless somebody else has written one; returns whether it
+    did."""
     try:
       with _asking(self) as files:
         files.pipe_file(str(self), text.encode(), mode='create')

@@ -61,7 +61,7 @@ class Timed:
   seconds: float
 
   def figures(self) -> dict[str, float]:
-    """Rates by name; those that are no number are left out."""
+    """Returns rates by name, without those that are NaN."""
     rates = metrics.rates(self.statistics)
     num_rows = self.statistics.num_tokens.size
     figures: dict[str, Any] = {

@@ -55,8 +55,8 @@ def infer(
   settings: Callable[[], Mapping[str, str]] = dict,
   operative_config: Callable[[], str] | None = None,
 ) -> int:
-  """Decodes one shard of a task; the exit status: 2 if logits were not numbers,
-  else 0. ValueError if something does not fit, with the numbers.
+  """Decodes one shard of a task; returns the exit status: 2 if logits were not
+  numbers, else 0. ValueError if something does not fit, with the numbers.
 
   Args:
     output_dir: where results go; see `infer.output`.

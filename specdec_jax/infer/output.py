@@ -272,7 +272,7 @@ def merge(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
-  """Joins the shards of one task; how many lines they have."""
+  """Joins the shards of one task; returns how many lines they have."""
   read = {i: marks.read(path) for i, path in paths.items()}
   found = {i: mark for i, mark in read.items() if mark is not None}
   if missing := [i for i in range(count) if i not in found]:

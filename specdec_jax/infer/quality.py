@@ -17,8 +17,8 @@ _ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
-  """Corpus BLEU by sacrebleu, with international tokenisation: `bleu`.
-  ValueError if there are none, or not as many of both."""
+  """Computes corpus BLEU by sacrebleu, with international tokenisation, as
+  `bleu`. ValueError if there are no texts, or not as many of both."""
   _check(targets, predictions)
   sacrebleu = require('sacrebleu', extra='eval', purpose='BLEU')
   score = sacrebleu.corpus_bleu(

@@ -244,7 +244,7 @@ def _chip_bytes(mesh: Mesh) -> int | None:
 
 
 def show_footprint(job: Job) -> int:
-  """Prints the sizes as a table, once for all processes; 0."""
+  """Prints the sizes as a table, once for all processes; returns 0."""
   from rich.table import Column, Table
 
   # Computed before anything is printed, as it refuses what does not divide over

@@ -81,7 +81,7 @@ def joined(statistics: Sequence[Statistics]) -> Statistics:
 
 
 def rates(statistics: Statistics) -> Rates:
-  """Rates of a finished decode; pulls the counters to the host."""
+  """Computes the rates of a finished decode; pulls the counters to the host."""
   total = jax.tree.map(np.sum, jax.device_get(statistics))
   runs = np.asarray(statistics.num_target_runs)
   num_slots, quotient = runs.size * runs.max(initial=0), estimates.quotient

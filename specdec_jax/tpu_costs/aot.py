@@ -161,7 +161,7 @@ def compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-  """Programs for another machine stay out of this one's persistent cache."""
+  """Keeps programs for another machine out of this one's persistent cache."""
   name = 'jax_enable_compilation_cache'
   before = getattr(jax.config, name)
   jax.config.update(name, False)

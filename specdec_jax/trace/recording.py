@@ -188,7 +188,7 @@ def is_after_end(verdict: str) -> bool:
 
 
 def as_read(record: Record) -> list[Record]:
-  """`tokens`, but a correction stands right after what it corrects."""
+  """Returns `tokens`, but with a correction right after what it corrects."""
   return sorted(tokens(record), key=lambda t: is_after_end(t['verdict']))
 
 
@@ -229,7 +229,7 @@ class Summary:
 
 
 def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
-  """Totals of iteration records; `gamma` positions, or more if there are."""
+  """Adds up iteration records, for `gamma` positions, or more if there are."""
   records = list(iterations)
   drafts = [[t['verdict'] for t in each['drafted']] for each in records]
   # Of drafts [accepted, rejected] and [accepted], 2, 1 tokens were tested by

@@ -79,7 +79,7 @@ class Trace:
     }
 
   def summarize(self, row: int | None = None) -> recording.Summary:
-    """Totals of one row, or of all of them."""
+    """Adds up one row, or all of them."""
     rows = self.iterations if row is None else [row]
     records = [r for each in rows for r in self.iterations.get(each, [])]
     return recording.summarize(records, self.header['gamma'])

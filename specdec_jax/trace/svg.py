@@ -24,7 +24,7 @@ _VERDICTS = ('accepted', 'rejected', 'correction', 'bonus', 'plain')
 
 
 def render(traced: Trace, *, max_iterations: int | None = None) -> str:
-  """Draws all rows, with at most `max_iterations` of each; a string to be
+  """Draws all rows, with at most `max_iterations` of each; returns text to be
   written as UTF-8. Raises ImportError without jinja2 or rich."""
   require('rich.cells', extra='models', purpose='a picture of a trace')
   committed = (
@@ -102,7 +102,8 @@ def _wrapped(
 
 
 def _columns(text: str) -> int:
-  """Cells of the grid: two for a wide character, none for a combining one."""
+  """Counts cells of the grid: two for a wide character, none for a combining
+  one."""
   from rich import cells
 
   return max(cells.cell_len(text), 1)

@@ -115,7 +115,7 @@ def read_config(
 def sizes_of(
   values: Settings, num_layers: int, *, may_lack_head_dim: bool
 ) -> Json:
-  """Fields that the configurations of both kinds of networks have."""
+  """Reads the fields that the configurations of both kinds of networks have."""
   embed_dim = values.count('embedding_length')
   num_heads = values.count('attention.head_count')
   head_dim = values.count(
@@ -249,8 +249,8 @@ def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
 def num_rotary_heads(
   config: LlamaConfig | GemmaConfig, parameter: Parameter
 ) -> int:
-  """Heads in a tensor of which a Llama's GGUF interleaves the halves that
-  rotary positions pair; 0 for a tensor without any."""
+  """Returns the heads in a tensor of which a Llama's GGUF interleaves the
+  halves that rotary positions pair; 0 for a tensor without any."""
   heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
   return heads.get(parameter.name.split('.')[-2], 0)
 

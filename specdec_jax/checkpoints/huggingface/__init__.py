@@ -249,7 +249,7 @@ def tokenizer_settings(folder: Path) -> Settings:
 
 
 def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
-  """Arguments of `tokenizers.AddedToken` for the tokens that
+  """Returns arguments of `tokenizers.AddedToken` for the tokens that
   `tokenizer_settings` and added_tokens.json state, by their texts, in the order
   in which transformers adds those that tokenizer.json lacks; the order alone
   decides their ids."""

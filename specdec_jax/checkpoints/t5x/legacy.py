@@ -77,7 +77,7 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
 
 def _leaves(tree: Json) -> Json:
-  """Arrays and specs by name."""
+  """Returns arrays and specs by name."""
   # A spec is a dictionary as well, but it names a driver.
   is_spec = lambda path, value: isinstance(value.get('driver'), str)
   by_path = traverse_util.flatten_dict(tree, is_leaf=is_spec)
@@ -145,7 +145,8 @@ def write(folder: Path, params: Weights, *, step: int) -> None:
 
 
 def chunk_shape(shape: tuple[int, ...]) -> list[int]:
-  """Chunks of at most 4 Mi elements: the largest axis is halved until then."""
+  """Returns the shape of chunks of at most 4 Mi elements: the largest axis is
+  halved until they are."""
   # A process that needs a slice then decompresses little else. [32128, 512] has
   # 16 Mi elements: its chunks are [16064, 512], and then [8032, 512].
   chunks = list(shape)

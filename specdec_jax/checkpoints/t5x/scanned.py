@@ -66,7 +66,7 @@ def stacked_shapes(expected: Weights) -> Weights:
 
 
 def _with_layers(axes: list[list], layers: int | None) -> tuple:
-  """Axes in order, with that of the layers second."""
+  """Returns axes in order, with that of the layers second."""
   first, *rest = (each for group in axes for each in group)
   return first, layers, *rest
 
@@ -110,7 +110,8 @@ def stack(params: Weights) -> Weights:
 
 
 def _grouped(leaves: Weights) -> dict[str, Weights]:
-  """Leaves by their own names below those of what is stored, in order."""
+  """Groups leaves, by their own names, under the names of what is stored, in
+  order."""
   groups: dict[str, Weights] = {}
   number = lambda match: int(match[2]) if match else 0
   by_layer = sorted(leaves, key=lambda x: (number(_LAYER.fullmatch(x)), x))

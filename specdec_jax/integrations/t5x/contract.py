@@ -93,7 +93,8 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
 
 
 def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
-  """Settings of `Speculation` that sample as a decoder of T5X's does.
+  """Returns the settings of `Speculation` that sample as a decoder of T5X's
+  does.
 
   `decode_fn` is `temperature_sample` or, for one beam, `beam_search`, with
   arguments bound by gin or by `functools.partial`, or None for T5X's default.

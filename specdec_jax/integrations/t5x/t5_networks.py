@@ -134,8 +134,9 @@ def load_draft(
 
 
 def restore_with_draft(restore_checkpoint_cfg: Any, *, path: str) -> Any:
-  """T5X's `RestoreCheckpointConfig` of the target, which also restores the
-  draft model at `path`; its other transformations see the target alone."""
+  """Extends T5X's `RestoreCheckpointConfig` of the target, so that it also
+  restores the draft model at `path`; its other transformations see the target
+  alone."""
   # dataclasses.replace would prepend the transformation of assignment_map to
   # those among which it is already.
   config = copy.copy(restore_checkpoint_cfg)

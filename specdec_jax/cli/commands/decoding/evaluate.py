@@ -118,7 +118,7 @@ def _own(records: Sequence[Record]) -> list[str]:
 
 
 def _rates(aux: Sequence[Any]) -> Record:
-  """Rates over all examples, where `infer` counted."""
+  """Computes the rates over all examples, where `infer` counted."""
   is_counted = lambda each: (
     isinstance(each, dict)
     and all(isinstance(each.get(name), int) for name in _COUNTERS)
