@@ -146,7 +146,7 @@ class Decoder:
       chosen = self.choice, self.rule, self.length
       made = _made(target_info, *chosen, exact_bits=self.exact_bits)
       self.others[None] = self._forgetful(**made)
-    return self.others[None]
+    return dataclasses.replace(self.others[None], params=self.params)
 
   def _forgetful(self, **fields: Any) -> 'Decoder':
     """Returns a copy with other `fields` that has compiled nothing yet."""

@@ -647,3 +647,7 @@ def test_all_gammas_have_what_is_remembered(folder):
   assert wiser.at(3).params.drafter is wiser.params.drafter
   assert wiser.at(3).programs is one.programs
   assert wiser.at(0).params.drafter == ()
+  sampled = one.sampled
+  wiser = one.remember(['the in ab'])
+  assert wiser.sampled.params is wiser.params
+  assert wiser.sampled.programs is sampled.programs
