@@ -14,7 +14,7 @@ from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.data import preparation, token_files
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
-from specdec_jax.infer import rewriting
+from specdec_jax.infer import write_texts
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.numbers import positive_int
 from specdec_jax.text import prompts, sentencepiece_vocabulary
@@ -201,9 +201,9 @@ def _write(args: argparse.Namespace) -> int:
   them. The same command goes on where it was stopped"""
   compilation_cache.enable()
   texts = [line.text for line in prompts.read(None, args.prompts)]
-  writing = from_flags.named(rewriting.Writing, args, prompts=texts)
+  writing = from_flags.named(write_texts.Writing, args, prompts=texts)
   model = Model(checkpoint=args.model, dtype=args.dtype)
-  rewriting.write(
+  write_texts.write(
     model, writing, args.out, say=functools.partial(print, flush=True)
   )
   return 0
