@@ -115,7 +115,7 @@ class Decoder:
     if gamma not in self.others and self.exact_bits and not gamma:
       idle = drafters.none(self.drafter.gamma)
       method = dataclasses.replace(self.method, drafter=idle)
-      self.others[gamma] = self._forgetful(choice=NoDrafter(), method=method)
+      self.others[gamma] = self._uncompiled(choice=NoDrafter(), method=method)
     if gamma not in self.others:
       choice = self.choice if gamma else NoDrafter()
       # All gammas share the weights: only functions are made anew.
@@ -126,7 +126,7 @@ class Decoder:
         target=made.target_of(self.target_info),
         drafter=_finished(made.drafter, self.exact_bits),
       )
-      self.others[gamma] = self._forgetful(
+      self.others[gamma] = self._uncompiled(
         choice=choice, length=length, drafting=made, method=method
       )
     # `remember` may have replaced the pool of texts since.
@@ -145,10 +145,10 @@ class Decoder:
       target_info = dataclasses.replace(self.target_info, sampling=sampling)
       chosen = self.choice, self.rule, self.length
       made = _made(target_info, *chosen, exact_bits=self.exact_bits)
-      self.others[None] = self._forgetful(**made)
+      self.others[None] = self._uncompiled(**made)
     return dataclasses.replace(self.others[None], params=self.params)
 
-  def _forgetful(self, **fields: Any) -> 'Decoder':
+  def _uncompiled(self, **fields: Any) -> 'Decoder':
     """Returns a copy with other `fields` that has compiled nothing yet."""
     return dataclasses.replace(
       self, programs={}, gammas={}, others={}, **fields
@@ -373,7 +373,7 @@ def load(
     with waiting(f'loading {made.model.checkpoint}'):
       own = models.read_params(made.model, made.config, drafter_shardings)
   params = Params(target=target, drafter=made.join(target, own))
-  return decoder._forgetful(params=params)
+  return decoder._uncompiled(params=params)
 
 
 def build(

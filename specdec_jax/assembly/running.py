@@ -32,7 +32,7 @@ _ROOM = 128
 # How many iterations one call makes.
 _ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
 # Settings that each text may have for itself.
-OF_TEXTS = ('max_new_tokens', *NAMES, 'seed', 'stop')
+PER_TEXT = ('max_new_tokens', *NAMES, 'seed', 'stop')
 
 
 class Call(Protocol):
@@ -50,7 +50,7 @@ def at_once(function: Callable[[], Result], /) -> Result:
 class DecodeSettings(Options):
   """The settings of a decode, beside its decoder; see `api.generate`.
 
-  `texts` has settings of single texts, by the names of `OF_TEXTS`, for all
+  `texts` has settings of single texts, by the names of `PER_TEXT`, for all
   texts or for none; `call` calls whatever takes long. Raises ValueError if a
   number is out of range, a string is empty, or two settings do not go together.
   """

@@ -173,7 +173,7 @@ def prepared(
   texts = [line.text for line in lines]
   if num_samples is None:
     for line in lines:
-      if given := [name for name in running.OF_TEXTS if name in line.fields]:
+      if given := [name for name in running.PER_TEXT if name in line.fields]:
         raise ValueError(
           f'{line.place}: {given[0]} of one line is for generate alone'
         )
@@ -199,7 +199,7 @@ def _fields(
 ) -> dict[str, Any]:
   """Checks the settings that a line has of its own; ValueError with its place
   for others, for values out of range, and for many samples of a greedy one."""
-  known = running.OF_TEXTS
+  known = running.PER_TEXT
   if unknown := [x for x in line.fields if x not in (*known, *_LABELS)]:
     raise ValueError(
       f'{line.place}: no setting is called {unknown[0]!r}; a line may have '

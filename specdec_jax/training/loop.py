@@ -88,11 +88,11 @@ def step(
   )
   scale = 1.0 / jnp.maximum(sums.weight, 1.0)
   grads = jax.tree.map(lambda g: g * scale, grads)
-  trained, fixed = run_checkpoints.divide(run.params)
+  trained, fixed = run_checkpoints.partition(run.params)
   with jax.numpy_dtype_promotion('standard'):  # optax counts on it.
     updates, opt_state = optimizer.update(grads, run.opt_state, trained)
   trained = jax.tree.map(lambda p, u: p + u, trained, updates)
-  params = run_checkpoints.unite(trained, fixed)
+  params = run_checkpoints.combine(trained, fixed)
   # Of the mean loss's gradient, before the optimiser clips it.
   squares = [jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)]
   metrics = {
@@ -114,11 +114,11 @@ def _summed_gradients(
 ) -> tuple[ArrayTree, LossSums]:
   """Computes the gradients and the sums of a batch, added up over its
   `parts`."""
-  trained, fixed = run_checkpoints.divide(params)
+  trained, fixed = run_checkpoints.partition(params)
 
   def part_gradients(part: Batch, part_key: Array):
     def loss_of(trained):
-      params = run_checkpoints.unite(trained, fixed)
+      params = run_checkpoints.combine(trained, fixed)
       sums = loss_fn(params, part, part_key)
       return sums.loss, sums
 
@@ -270,7 +270,7 @@ def new_run(
     step=jnp.zeros((), jnp.int32),
     # A copy: steps overwrite what they are given.
     params=jax.tree.map(jnp.copy, params),
-    opt_state=optimizer.init(run_checkpoints.divide(params)[0]),
+    opt_state=optimizer.init(run_checkpoints.partition(params)[0]),
     rng_key=rng_key,
   )
 

@@ -47,8 +47,8 @@ class Run:
   rng_key: Array
 
 
-def divide(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-  """Divides parameters into those that are trained and those that are not:
+def partition(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+  """Partitions parameters into those that are trained and those that are not:
   integers, such as the ids of a draft vocabulary. Each tree has None for what
   is in the other."""
   # {'kernel': floats, 'target_ids': ints} becomes {'kernel': floats,
@@ -59,8 +59,8 @@ def divide(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
   return trained, fixed
 
 
-def unite(trained: ArrayTree, fixed: ArrayTree) -> ArrayTree:
-  """Unites the parameters that were divided."""
+def combine(trained: ArrayTree, fixed: ArrayTree) -> ArrayTree:
+  """Combines what `partition` returned."""
   return jax.tree.map(
     lambda x, y: y if x is None else x,
     trained,
@@ -79,7 +79,7 @@ def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
   shardings = meshes.parameter_shardings(mesh, run.params)
   # A tree of shardings has the structure of the run.
   whole: ArrayTree = NamedSharding(mesh, PartitionSpec())
-  trained, _ = divide(run.params)
+  trained, _ = partition(run.params)
   # Adafactor's factored moments have other shapes than their parameter.
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
