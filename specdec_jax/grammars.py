@@ -10,23 +10,20 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax import arrays, trees
+from specdec_jax import arrays
 from specdec_jax.base import Array, Draft, Grammar, Tree
 
 
 def after_drafts(
-  logits: Array,
-  grammar: Grammar,
-  *tokens: Array,
-  tree: Tree | None = None,
-  first: int = 0,
+  logits: Array, grammar: Grammar | None, drafted: Array, depths: Array
 ) -> Array:
-  """Logits `[B, T, V]`, -infinity where the grammar has no such token; the
-  arguments are those of `processors.after_drafts`."""
-  states = _along(grammar, tokens, tree)
-  return _masked(logits, grammar, states[:, first : first + logits.shape[1]])
+  """Logits `[B, T, V]`, -infinity where the grammar has no such token. They
+  follow the context and int32 `[T]` of the drafted tokens int32 `[B, T, D]`.
+  """
+  if grammar is None:
+    return logits
+  return _masked(logits, grammar, _behind(grammar, drafted, depths[None]))
 
 
 def _masked(logits: Array, grammar: Grammar, states: Array) -> Array:
@@ -47,18 +44,23 @@ def followed_by(
   """The grammar behind `counts[b]` of the tokens int32 `[B, W]` of each row."""
   if grammar is None:
     return None
-  states = arrays.pick(_along(grammar, (tokens,), None), counts)
-  return dataclasses.replace(grammar, states=states)
+  states = _behind(grammar, tokens[:, None], counts[:, None])
+  return dataclasses.replace(grammar, states=states[:, 0])
 
 
-def guided(draft: Draft, grammar: Grammar) -> Draft:
+def guided(draft: Draft, grammar: Grammar | None, tree: Tree | None) -> Draft:
   """A chain that goes on with the grammar's guesses where a drafter has nothing
   to say, or copies what may not come.
 
   Where one token alone may come, p is one-hot and the guess is accepted.
   Whether position i is a guess depends on drafted tokens before it, but with
   probabilities never on the drafter's own token i, which q would not know.
+
+  Without a grammar, and for trees, the draft stays as it is: what draws from
+  masked probabilities finds a token that is alone by itself.
   """
+  if grammar is None or tree is not None or not draft.tokens.shape[1]:
+    return draft
   states, is_own = grammar.states, jnp.ones_like(grammar.states, jnp.bool_)
   lengths, is_drafted = jnp.zeros_like(states), is_own
   tokens, guessed = [], []
@@ -82,26 +84,13 @@ def guided(draft: Draft, grammar: Grammar) -> Draft:
   return Draft(tokens=chain, probs=probs, lengths=lengths)
 
 
-def _along(
-  grammar: Grammar, tokens: tuple[Array, ...], tree: Tree | None
-) -> Array:
-  """int32 `[B, N + 1]`: the states of the context and behind each of int32 `[B,
-  N]` drafted tokens, of a chain or of the first nodes of a tree."""
-  states = grammar.states[:, None]
-  if not tokens:
-    return states
-  drafted = jnp.concatenate(tokens, axis=1)
-  width = drafted.shape[1]
-  if tree is None:
-    tree = Tree(tuple(range(width)))
-  # Of the tree (0, 0, 1) nodes 1 and 2 go on from the root, node 3 from node 1.
-  for nodes in trees.levels(tree) if width else ():
-    if nodes.stop - 1 > width:
-      break
-    own = slice(nodes.start - 1, nodes.stop - 1)
-    before = jnp.take(states, np.array(tree.parents[own]), axis=1)
-    behind = _step(grammar, before, drafted[:, own])
-    states = jnp.concatenate([states, behind], axis=1)
+def _behind(grammar: Grammar, tokens: Array, counts: Array) -> Array:
+  """The states int32 `[B, T]` behind `counts`, int32 `[B or 1, T]`, of the
+  tokens int32 `[B, T, D]`."""
+  states = jnp.broadcast_to(grammar.states[:, None], tokens.shape[:2])
+  for i in range(tokens.shape[2]):
+    behind = _step(grammar, states, tokens[:, :, i])
+    states = jnp.where(i < counts, behind, states)
   return states
 
 

@@ -26,7 +26,7 @@ class _Texts(NamedTuple):
   """T texts of each row: the context, and what was drafted after it.
 
   Attributes:
-    drafted: int32 `[B, T, D]`, of which `depths` int32 `[T]` count.
+    drafted: int32 `[B, T, D]`, and `NONE` behind it.
     tokens: int32 `[B, T, S]`, the whole texts, and `NONE` behind them.
     lengths: int32 `[B, T]`, theirs.
     starts: int32 `[B]`, where new tokens begin.
@@ -34,7 +34,6 @@ class _Texts(NamedTuple):
   """
 
   drafted: Array
-  depths: Array
   tokens: Array
   lengths: Array
   starts: Array
@@ -87,23 +86,22 @@ def after_drafts(
     first: the node that the first logits follow, others those after it; node 0
       is the context's last token, and in a chain node i the draft's token i.
   """
-  rows = context.processors
-  if rows is not None:
-    nodes = depths = np.arange(first, first + logits.shape[1], dtype=np.int32)
-    root = jnp.zeros((logits.shape[0], 1), jnp.int32)
-    with_root = jnp.concatenate([root, *tokens], axis=1)
-    if tree is None:
-      drafted = with_root[:, None, 1:]
-    else:
-      # Of the tree (0, 0, 1) node 3 stands on the path [1, 3], node 2 on [2].
-      drafted = with_root[:, trees.path_of(tree, jnp.asarray(nodes))]
-      depths = trees.depths(tree)[nodes]
-    logits = _process(logits, rows, context, drafted, jnp.asarray(depths))
-  if context.grammar is None:
+  if text_of(context) is None:
     return logits
-  return grammars.after_drafts(
-    logits, context.grammar, *tokens, tree=tree, first=first
-  )
+  num_rows, num_texts, _ = logits.shape
+  nodes = depths = np.arange(first, first + num_texts, dtype=np.int32)
+  root = jnp.zeros((num_rows, 1), jnp.int32)
+  with_root = jnp.concatenate([root, *tokens], axis=1)
+  if tree is None:
+    drafted = jnp.repeat(with_root[:, None, 1:], num_texts, axis=1)
+  else:
+    # Of the tree (0, 0, 1) node 3 stands on the path [1, 3], node 2 on [2].
+    drafted = with_root[:, trees.path_of(tree, jnp.asarray(nodes))]
+    depths = trees.depths(tree)[nodes]
+  above = drafted, jnp.asarray(depths)
+  if context.processors is not None:
+    logits = _process(logits, context.processors, context, *above)
+  return grammars.after_drafts(logits, context.grammar, *above)
 
 
 def _process(
@@ -114,7 +112,7 @@ def _process(
   depths: Array,
 ) -> Array:
   """All processors; what no row asks for takes no time."""
-  texts = _texts(context, rows, drafted, depths, logits.shape[1])
+  texts = _texts(context, rows, drafted, depths)
   logits = _biased(logits, rows, texts)
   size, encoder_size = rows.ngram_size, rows.encoder_ngram_size
   rewards = 1 / rows.encoder_repetition
@@ -135,35 +133,28 @@ def _process(
 
 
 def _texts(
-  context: Context,
-  rows: Processors,
-  drafted: Array,
-  depths: Array,
-  num_texts: int,
+  context: Context, rows: Processors, drafted: Array, depths: Array
 ) -> _Texts:
   assert context.starts is not None  # There are processors.
-  num_rows, capacity = context.tokens.shape
-  shape = num_rows, num_texts, drafted.shape[-1]
-  drafted = jnp.broadcast_to(drafted, shape)
+  num_rows, num_texts, width = drafted.shape
+  capacity = context.tokens.shape[1]
   tokens = jnp.repeat(context.tokens, num_texts, axis=0)
   lengths = context.lengths[:, None] + depths[None, :]
-  if shape[-1]:
+  if width:
     tokens = arrays.write_block(
       tokens,
-      drafted.reshape(-1, shape[-1]),
+      drafted.reshape(-1, width),
       jnp.repeat(context.lengths, num_texts),
       jnp.tile(depths, num_rows),
     )
   is_text = arrays.is_within(lengths.reshape(-1), capacity)
   tokens = jnp.where(is_text, tokens, NONE)
-  # What an encoder read, or else the prompt.
   source = rows.encoder_tokens
   is_read = arrays.is_within(context.starts, capacity)
   if source is None:
     source = jnp.where(is_read, context.tokens, NONE)
   return _Texts(
-    drafted=drafted,
-    depths=depths,
+    drafted=jnp.where(arrays.is_within(depths, width), drafted, NONE),
     tokens=tokens.reshape(num_rows, num_texts, capacity),
     lengths=lengths,
     starts=context.starts,
@@ -210,9 +201,8 @@ def _penalized(
   counted = jnp.where(is_text & ~is_old, context.tokens, logits.shape[-1])
   nothing = jnp.zeros(logits.shape[-1], jnp.int32)
   counts = jax.vmap(lambda ids: nothing.at[ids].add(1, mode='drop'))(counted)
-  is_above = arrays.is_within(texts.depths, texts.drafted.shape[-1])
-  drafted = jnp.where(is_above[None], texts.drafted, NONE)
-  is_drafted = drafted[:, :, None, :] == ids[..., None]
+  # NONE is like NONE, but is put nowhere.
+  is_drafted = texts.drafted[:, :, None, :] == ids[..., None]
   nums = _found(counts[:, None], ids)
   nums = nums + jnp.sum(is_drafted, axis=-1, dtype=jnp.int32)
   column = lambda values: values[:, None, None]

@@ -80,7 +80,7 @@ def _drafter(name: str):
   chain = lambda: drafters.autoregressive(
     TARGET, gamma=3, logits_to_probs=to_probs
   )
-  return drafters.guided(make.get(name.split()[0], chain)())
+  return make.get(name.split()[0], chain)()
 
 
 def _rule(name: str):
@@ -155,9 +155,9 @@ def test_guesses_that_depend_on_what_is_drawn_are_noticed(monkeypatch):
   """Where a token may not come, a guess in its place is no draw from q."""
   whole = grammars.guided
 
-  def swayed(draft, grammar):
+  def swayed(draft, grammar, tree):
     blind = draft.replace(probs=None)
-    return whole(blind, grammar).replace(probs=draft.probs)
+    return whole(blind, grammar, tree).replace(probs=draft.probs)
 
   # Its drafter knows of no grammar.
   plain = drafters.autoregressive(
@@ -167,7 +167,7 @@ def test_guesses_that_depend_on_what_is_drawn_are_noticed(monkeypatch):
   def propose(params, row_keys, context, state):
     return plain.propose(params, row_keys, context.replace(grammar=None), state)
 
-  unaware = drafters.guided(plain._replace(propose=propose))
+  unaware = plain._replace(propose=propose)
   run = lambda: (
     trial.run(
       _trial('chain')._replace(drafter=unaware),

@@ -171,7 +171,6 @@ _ADDED = {
   'eagle',
   'features',
   'grammars',
-  'guided',
   'processors',
   'program',
   'reading',

@@ -304,8 +304,7 @@ def own_params(params: Params) -> Any:
 
 
 def _finished(drafter: Drafter, exact_bits: bool) -> Drafter:
-  """The drafter, guided; with `exact_bits` without calls of width 1."""
-  drafter = drafters.guided(drafter)
+  """The drafter; with `exact_bits` without calls of width 1."""
   return drafter._replace(may_abstain=False) if exact_bits else drafter
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, keys, processors
+from specdec_jax import arrays, base, grammars, keys, processors
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding import statistics, target_call, tree_drafts
@@ -183,6 +183,7 @@ def propose(
     draft, drafter_state = drafter.propose(
       params.drafter, draft_keys, context, state.drafter_state, *seen
     )
+    draft = grammars.guided(draft, context.grammar, drafter.tree)
   if draft.tokens.shape[1] != drafter.gamma:
     raise ValueError(
       f'the drafter declares gamma {drafter.gamma} and proposes '

@@ -6,7 +6,6 @@ from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
-from specdec_jax.drafters.guided import guided
 from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
@@ -24,7 +23,6 @@ __all__ = [
   'branching',
   'continuations',
   'eagle',
-  'guided',
   'ngram',
   'none',
   'prompt_lookup',

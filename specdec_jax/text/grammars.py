@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 
 import numpy as np
 
@@ -146,14 +145,10 @@ def _drops_space(vocabulary: AnyVocabulary, texts: Sequence[bytes]) -> bool:
   return False
 
 
-def _core() -> ModuleType:
-  return require('outlines_core', extra='grammar', purpose='a grammar')
-
-
 def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   """Steps `[S, 256]` over bytes, 0 for none, from state 1 on, and where a text
   may end, bool `[S]`."""
-  core = _core()
+  core = require('outlines_core', extra='grammar', purpose='a grammar')
   begin, eos = 256, 257
   tokens = {bytes([i]): [i] for i in range(256)} | {b'xyz': [begin]}
   bytes_of = core.Vocabulary(eos, tokens)
