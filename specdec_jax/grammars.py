@@ -18,9 +18,8 @@ from specdec_jax.base import Array, Draft, Grammar, Tree
 def after_drafts(
   logits: Array, grammar: Grammar | None, drafted: Array, depths: Array
 ) -> Array:
-  """Logits `[B, T, V]`, -infinity where the grammar has no such token. They
-  follow the context and int32 `[T]` of the drafted tokens int32 `[B, T, D]`.
-  """
+  """Masks logits `[B, T, V]` of what the grammar does not allow behind the
+  context and the first `depths`, int32 `[T]`, of drafted int32 `[B, T, D]`."""
   if grammar is None:
     return logits
   return _masked(logits, grammar, _behind(grammar, drafted, depths[None]))
@@ -49,8 +48,8 @@ def followed_by(
 
 
 def guided(draft: Draft, grammar: Grammar | None, tree: Tree | None) -> Draft:
-  """A chain that goes on with the grammar's guesses where a drafter has nothing
-  to say, or copies what may not come.
+  """Extends a chain by the grammar's guesses where its drafter has nothing to
+  say, or copies what may not come.
 
   Where one token alone may come, p is one-hot and the guess is accepted.
   Whether position i is a guess depends on drafted tokens before it, but with
@@ -85,8 +84,8 @@ def guided(draft: Draft, grammar: Grammar | None, tree: Tree | None) -> Draft:
 
 
 def _behind(grammar: Grammar, tokens: Array, counts: Array) -> Array:
-  """The states int32 `[B, T]` behind `counts`, int32 `[B or 1, T]`, of the
-  tokens int32 `[B, T, D]`."""
+  """Finds the states int32 `[B, T]` behind the first `counts`, int32 `[B or 1,
+  T]`, of tokens int32 `[B, T, D]`."""
   states = jnp.broadcast_to(grammar.states[:, None], tokens.shape[:2])
   for i in range(tokens.shape[2]):
     behind = _step(grammar, states, tokens[:, :, i])
