@@ -30,14 +30,15 @@ class Constraint:
 NAMES = tuple(field_names(Constraint))
 
 
-def check(way: Constraint) -> None:
-  """Raises ValueError unless a way is one grammar, or none."""
-  if way.regex is not None and way.json_schema is not None:
+def check(constraint: Constraint) -> None:
+  """Raises ValueError unless it is one grammar, or none."""
+  regex, json_schema = constraint.regex, constraint.json_schema
+  if regex is not None and json_schema is not None:
     raise ValueError('regex and json_schema exclude each other: give one')
-  if way.regex is not None and not (isinstance(way.regex, str) and way.regex):
-    raise ValueError(f'regex should be a regular expression, got {way.regex!r}')
-  if way.json_schema is not None:
-    _schema(way.json_schema)
+  if regex is not None and not (isinstance(regex, str) and regex):
+    raise ValueError(f'regex should be a regular expression, got {regex!r}')
+  if json_schema is not None:
+    _schema(json_schema)
 
 
 def _schema(given: Mapping[str, object] | str) -> str:
@@ -59,25 +60,26 @@ def _schema(given: Mapping[str, object] | str) -> str:
 
 
 def compiled(
-  ways: Sequence[Constraint], vocabulary: AnyVocabulary | None
+  constraints: Sequence[Constraint], vocabulary: AnyVocabulary | None
 ) -> list[base.Grammar | None]:
-  """Compiles the grammar of each way, None for a way without one; raises as
+  """Compiles the grammar of each, None if it has none; raises as
   `text.grammars`."""
 
-  def automaton(way: Constraint) -> base.Grammar | None:
-    pattern = way.regex
-    if way.json_schema is not None:
-      pattern = grammars.of_json_schema(_schema(way.json_schema))
+  def automaton(constraint: Constraint) -> base.Grammar | None:
+    pattern = constraint.regex
+    if constraint.json_schema is not None:
+      pattern = grammars.of_json_schema(_schema(constraint.json_schema))
     if pattern is None:
       return None
     assert vocabulary is not None
     try:
       return grammars.compiled(pattern, vocabulary)
     except ValueError as error:
-      given = 'json_schema' if way.regex is None else f'regex {way.regex!r:.60}'
+      regex = constraint.regex
+      given = 'json_schema' if regex is None else f'regex {regex!r:.60}'
       raise ValueError(f'{given}: {error}') from error
 
-  return [*map(automaton, ways)]
+  return [*map(automaton, constraints)]
 
 
 def of_rows(
@@ -103,9 +105,9 @@ def of_rows(
     guesses=arrays(np.int32(-1), num_states),
     states=arrays(np.int32(0)),
   )
-  for row, way in enumerate(which):
+  for row, i in enumerate(which):
     # None has no leaves: its row keeps a grammar that allows anything.
-    pairs = zip(*map(jax.tree.leaves, (grammar, automata[way])), strict=False)
+    pairs = zip(*map(jax.tree.leaves, (grammar, automata[i])), strict=False)
     for rows, own in pairs:
       # A vocabulary may have further ids, for larger models of its family.
       part = tuple(map(slice, np.minimum(rows.shape[1:], own.shape)))

@@ -114,10 +114,10 @@ def _scorer(
         starts=starts,
         grammar=grammar,
       )
-      ways = processors.after_drafts(made, context, block[:, 1:])
+      processed = processors.after_drafts(made, context, block[:, 1:])
       both = (
         rule_out(jax.nn.log_softmax(made)),
-        jnp.log(to_probs(ways, prompt.sampling)),
+        jnp.log(to_probs(processed, prompt.sampling)),
       )
       new = tuple(
         Scored(arrays.pick(each, block[:, 1:]), ids, values)

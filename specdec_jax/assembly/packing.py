@@ -81,8 +81,8 @@ def pack(
     max_new_tokens=[each.max_new_tokens for each in repeat(own)],
     num_rows=settings.num_rows,
   )
-  ways = repeat([each.sampling(decoder.sampling) for each in own])
-  is_greedy = all(way.is_greedy for way in (*ways, decoder.sampling))
+  samplings = repeat([each.sampling(decoder.sampling) for each in own])
+  is_greedy = all(each.is_greedy for each in (*samplings, decoder.sampling))
   # Of 2 samples, those of text 3 are streams 4 and 5 of the seed of all texts,
   # or 0 and 1 of its own.
   has_seed = lambda i: bool(settings.texts) and 'seed' in settings.texts[i]
@@ -92,7 +92,7 @@ def pack(
     for j in range(num_samples)
   ]
   process = processing.packer(
-    ways,
+    samplings,
     eos_ids=decoder.target_info.eos_id,
     vocab_size=decoder.target_info.vocab_size,
     num_logits=decoder.target.vocab_size,
@@ -101,9 +101,9 @@ def pack(
   made = []
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
-    sampling = sampling_lib.of_rows(ways[part], settings.num_rows)
+    sampling = sampling_lib.of_rows(samplings[part], settings.num_rows)
     prompt = dataclasses.replace(
-      process(range(len(ways))[part], batch.prompt),
+      process(range(len(samplings))[part], batch.prompt),
       sampling=None if is_greedy else sampling,
     )
     # Rows that only fill the batch emit nothing: any keys will do.

@@ -166,36 +166,36 @@ class _Bias(NamedTuple):
   is_whole: bool = False
 
 
-def check(way: Processing) -> None:
+def check(sampling: Processing) -> None:
   """Raises ValueError for a value that is out of range, or of another type."""
-  constraints.check(way)
+  constraints.check(sampling)
   for name, field in options_of(Processing).items():
-    is_valid, value = field.metadata.get('is_valid'), getattr(way, name)
+    is_valid, value = field.metadata.get('is_valid'), getattr(sampling, name)
     if value is not None and is_valid and not is_valid(value):
       expected = field.metadata['expected']
       raise ValueError(f'{name} should be {expected}, got {value!r}')
 
 
 def packer(
-  ways: Sequence[Processing],
+  samplings: Sequence[Processing],
   *,
   eos_ids: Sequence[int],
   vocab_size: int,
   num_logits: int | None = None,
   vocabulary: AnyVocabulary | None = None,
 ) -> Packer:
-  """Makes the arrays of ways, once for all of their batches.
+  """Makes the arrays of samplings, once for all of their batches.
 
   Args:
-    ways: whose batches are to have one shape.
+    samplings: whose batches are to have one shape.
     eos_ids: what ends a text.
     vocab_size: of the model.
     num_logits: with its padding; None: it has none.
-    vocabulary: whose tokens spell texts of a grammar, if a way has one.
+    vocabulary: whose tokens spell texts of a grammar, if a sampling has one.
 
   Returns:
-    A function from the numbers of ways, one for each row, and the prompt of
-    these rows to the prompt with what changes its logits. Rows of the prompt
+    A function from the numbers of samplings, one for each row, and the prompt
+    of these rows to the prompt with what changes its logits. Rows of the prompt
     beyond the numbers only fill the batch: their logits stay.
 
   Raises:
@@ -203,8 +203,8 @@ def packer(
       be compiled.
     ImportError: if the package that compiles grammars is missing.
   """
-  made = _table([*ways, Processing()], eos_ids, vocab_size)
-  automata = constraints.compiled(ways, vocabulary)
+  made = _table([*samplings, Processing()], eos_ids, vocab_size)
+  automata = constraints.compiled(samplings, vocabulary)
 
   def pack(which: Sequence[int], prompt: base.Prompt) -> base.Prompt:
     lengths, encoded = prompt.decoder_lengths, prompt.encoder_tokens
@@ -234,17 +234,17 @@ def packer(
 
 
 def _table(
-  ways: Sequence[Processing], eos_ids: Sequence[int], vocab_size: int
+  samplings: Sequence[Processing], eos_ids: Sequence[int], vocab_size: int
 ) -> tuple[base.Processors, np.ndarray] | None:
-  """Makes arrays with a row for each way, of which the last changes nothing;
-  None if no way changes anything.
+  """Makes arrays with a row for each sampling, of which the last changes
+  nothing; None if no sampling changes anything.
 
   What depends on a prompt is added later: a token forced at the end has a
   negative `forced_at`, -1 at the last place of the longest text, and the second
   array, int32 `[W, K]`, has 1 where `until` counts the prompt's tokens as well.
   """
-  biases = [list(_biases(way, eos_ids)) for way in ways]
-  forced = [list(_forced(way)) for way in ways]
+  biases = [list(_biases(each, eos_ids)) for each in samplings]
+  forced = [list(_forced(each)) for each in samplings]
   for each, ids in zip(biases, forced, strict=True):
     _check_ids(each, [token for token, _ in ids], vocab_size)
   # Sizes are rounded up to a few, so that few programs are compiled.
@@ -252,7 +252,10 @@ def _table(
   num_biases, num_forced = (size(max(map(len, x))) for x in (biases, forced))
   columns: dict[str, Any] = {
     column: np.array(
-      [neutral if (x := getattr(way, name)) is None else x for way in ways],
+      [
+        neutral if (x := getattr(each, name)) is None else x
+        for each in samplings
+      ],
       kind,
     )
     for column, (name, kind, neutral) in _COLUMNS.items()
@@ -261,7 +264,7 @@ def _table(
   if not (is_used or num_biases or num_forced):
     return None
   width = size(max([1, *(len(b.sequence) for own in biases for b in own)]))
-  arrays: Any = lambda value, *shape: np.full((len(ways), *shape), value)
+  arrays: Any = lambda value, *shape: np.full((len(samplings), *shape), value)
   sequences = arrays(np.int32(processors.ANY), num_biases, width)
   values = arrays(np.float32(0), num_biases)
   until, is_whole = (arrays(np.int32(0), num_biases) for _ in range(2))
@@ -286,33 +289,33 @@ def _table(
   return rows, is_whole
 
 
-def _biases(way: Processing, eos_ids: Sequence[int]) -> Iterator[_Bias]:
-  for biases in (way.logit_bias, way.sequence_bias):
+def _biases(sampling: Processing, eos_ids: Sequence[int]) -> Iterator[_Bias]:
+  for biases in (sampling.logit_bias, sampling.sequence_bias):
     for sequence, value in _pairs(biases):
       yield _Bias(tuple(sequence), value)
-  for token in way.suppress_tokens or ():
+  for token in sampling.suppress_tokens or ():
     yield _Bias((token,))
-  for token in way.begin_suppress_tokens or ():
+  for token in sampling.begin_suppress_tokens or ():
     yield _Bias((token,), until=1)
-  for word in way.bad_words_ids or ():
+  for word in sampling.bad_words_ids or ():
     # As in transformers, an EOS id is not banned as a bad word.
     if len(word) > 1 or word[0] not in eos_ids:
       yield _Bias(tuple(word))
   # If both are given, transformers uses the first.
-  is_whole = not way.min_new_tokens
-  if least := way.min_new_tokens or way.min_length:
+  is_whole = not sampling.min_new_tokens
+  if least := sampling.min_new_tokens or sampling.min_length:
     for token in eos_ids:
       yield _Bias((token,), until=min(least, _MOST), is_whole=is_whole)
 
 
-def _forced(way: Processing) -> Iterator[tuple[int, int]]:
+def _forced(sampling: Processing) -> Iterator[tuple[int, int]]:
   """Yields ids that are forced, and how long the text before each is; -1 is one
   less than the longest."""
-  if way.forced_bos_token_id is not None:
-    yield way.forced_bos_token_id, 1
-  for place, token in way.forced_decoder_ids or ():
+  if sampling.forced_bos_token_id is not None:
+    yield sampling.forced_bos_token_id, 1
+  for place, token in sampling.forced_decoder_ids or ():
     yield token, place
-  ends = way.forced_eos_token_id
+  ends = sampling.forced_eos_token_id
   if ends is not None:
     for end in [ends] if isinstance(ends, int) else ends:
       yield end, -1

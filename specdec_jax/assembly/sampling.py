@@ -119,13 +119,14 @@ class Sampling(Options):
         )
 
 
-def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:
-  """Packs how each row of a batch is sampled; rows beyond `ways`, which only
-  fill the batch, keep all tokens."""
-  ways = [*ways, *[Sampling(temperature=1.0)] * (num_rows - len(ways))]
+def of_rows(samplings: Sequence[Sampling], num_rows: int) -> base.Sampling:
+  """Packs how each row of a batch is sampled; rows beyond `samplings`, which
+  only fill the batch, keep all tokens."""
+  filler = [Sampling(temperature=1.0)] * (num_rows - len(samplings))
+  samplings = [*samplings, *filler]
 
   def column(name: str, kind: type, default: float) -> base.Arrays:
-    given = [getattr(way, name) for way in ways]
+    given = [getattr(sampling, name) for sampling in samplings]
     # A number beyond 32 bits means the same as the largest that fits.
     numbers = [default if x is None else min(x, _MOST) for x in given]
     return np.array(numbers, kind)

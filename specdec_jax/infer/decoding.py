@@ -141,7 +141,7 @@ class Job:
     targets_length: most new tokens.
     mode: one of `MODES`.
     mesh: whose devices share every batch.
-    ways: those of `examples.ways`.
+    samplings: those of `examples.samplings`.
   """
 
   decoder: Decoder
@@ -150,7 +150,7 @@ class Job:
   targets_length: int
   mode: str
   mesh: Mesh
-  ways: Mapping[str, Sampling] | None = None
+  samplings: Mapping[str, Sampling] | None = None
 
   @property
   def is_scored(self) -> bool:
@@ -166,16 +166,16 @@ class Job:
   @property
   def layout(self) -> Layout:
     """The sizes of prompts; ValueError for a dry run, without a vocabulary."""
-    ways = self.ways or {'{}': self.decoder.sampling}
+    samplings = self.samplings or {'{}': self.decoder.sampling}
     if self.is_scored:
-      ways = dict.fromkeys(ways, Sampling())
+      samplings = dict.fromkeys(samplings, Sampling())
     return Layout(
       config=self.decoder.config,
       vocabulary=self.decoder.vocabulary,
       inputs_length=self.inputs_length,
       targets_length=self.targets_length,
       is_scored=self.is_scored,
-      ways=ways,
+      samplings=samplings,
     )
 
   @property

@@ -49,8 +49,8 @@ class Layout:
     targets_length: most new tokens of a row.
     is_scored: whether the new tokens are the example's own targets, to be
       scored.
-    ways: how examples are sampled, by their settings as JSON; '{}' is for those
-      without any.
+    samplings: how examples are sampled, by their settings as JSON; '{}' is for
+      those without any.
   """
 
   config: families.Config
@@ -58,7 +58,7 @@ class Layout:
   inputs_length: int
   targets_length: int
   is_scored: bool = False
-  ways: Mapping[str, Sampling] = dataclasses.field(
+  samplings: Mapping[str, Sampling] = dataclasses.field(
     default_factory=lambda: {'{}': Sampling()}
   )
 
@@ -90,7 +90,7 @@ def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
     )
 
 
-def ways(task: Task, usual: Sampling) -> dict[str, Sampling]:
+def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
   """Returns how a task's examples are sampled, by their settings; ValueError
   for a setting that is wrong, or that all rows of a batch have to share."""
   made = {'{}': usual}
@@ -104,18 +104,18 @@ def ways(task: Task, usual: Sampling) -> dict[str, Sampling]:
     if own.get('temperature') == 0:
       own = {**dict.fromkeys(LIMITS), **own}
     try:
-      made[example.settings] = way = dataclasses.replace(usual, **own)
-      way.check_is_used()
+      made[example.settings] = sampling = dataclasses.replace(usual, **own)
+      sampling.check_is_used()
     except (TypeError, ValueError) as error:
       raise ValueError(f'example {i}: {error}') from error
   return made
 
 
-def are_drawn_alike(ways: Mapping[str, Sampling]) -> bool:
-  """Returns whether all ways have one temperature, and the same limits."""
+def are_drawn_alike(samplings: Mapping[str, Sampling]) -> bool:
+  """Returns whether all samplings have one temperature, and the same limits."""
   names = option_fields.field_names(Drawing)
-  of = lambda way: tuple(getattr(way, name) for name in names)
-  return len(set(map(of, ways.values()))) == 1
+  of = lambda sampling: tuple(getattr(sampling, name) for name in names)
+  return len(set(map(of, samplings.values()))) == 1
 
 
 def encode(
@@ -212,10 +212,11 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """Makes the function from rows, or None to fill, to a prompt of numpy
   arrays."""
-  numbers = {settings: i for i, settings in enumerate(layout.ways)}
-  ways, is_alike = [*layout.ways.values()], are_drawn_alike(layout.ways)
+  numbers = {settings: i for i, settings in enumerate(layout.samplings)}
+  samplings = [*layout.samplings.values()]
+  is_alike = are_drawn_alike(layout.samplings)
   process = processing.packer(
-    ways,
+    samplings,
     eos_ids=layout.vocabulary.eos_ids,
     vocab_size=layout.config.vocab_size,
     vocabulary=layout.vocabulary,
@@ -233,7 +234,7 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
     prompt = process(own, prompt)
     if is_alike:
       return prompt
-    drawn = sampling_lib.of_rows([ways[i] for i in own], len(rows))
+    drawn = sampling_lib.of_rows([samplings[i] for i in own], len(rows))
     return dataclasses.replace(prompt, sampling=drawn)
 
   return pack

@@ -86,7 +86,7 @@ def infer(
     # downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
-    job = _with_ways(outline(), decoding, task)
+    job = _with_samplings(outline(), decoding, task)
     _advise(job, task)
     run = _Run(
       job=job,
@@ -101,13 +101,13 @@ def infer(
     return _decode_shard(run)
 
 
-def _with_ways(job: Job, decoding: Decoding, task: Task) -> Job:
+def _with_samplings(job: Job, decoding: Decoding, task: Task) -> Job:
   """Adds to a job how each example is sampled; ValueError if it cannot."""
-  ways = examples.ways(task, job.decoder.sampling)
-  job = dataclasses.replace(job, ways=ways)
-  for way in () if job.is_scored else ways.values():
-    way.check_has_room("TASK_FEATURE_LENGTHS' targets", job.targets_length)
-  if job.is_scored or examples.are_drawn_alike(ways):
+  samplings = examples.samplings(task, job.decoder.sampling)
+  job = dataclasses.replace(job, samplings=samplings)
+  for sampling in () if job.is_scored else samplings.values():
+    sampling.check_has_room("TASK_FEATURE_LENGTHS' targets", job.targets_length)
+  if job.is_scored or examples.are_drawn_alike(samplings):
     return job
   reason = 'draws nothing: give examples no temperature of their own'
   decoding.refuse('num_decodes', reason=reason)
