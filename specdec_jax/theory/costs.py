@@ -61,8 +61,6 @@ class Costs:
     widths = list(self.widths)
     if widths[:1] != [1] or widths != sorted(set(widths)):
       raise ValueError(f'widths must ascend from 1, got {widths}')
-    if not (least := np.min(self.target_seconds)) > 0:  # NaN included.
-      raise ValueError(f'times of the target must be above 0, got {least}')
     if (np.diff(self.tree_nodes) <= 0).any():
       raise ValueError(f'tree_nodes must ascend, got {list(self.tree_nodes)}')
     for name, sizes in (
@@ -71,6 +69,8 @@ class Costs:
     ):
       if (num_times := len(getattr(self, name))) != len(sizes):
         raise ValueError(f'{name} needs {len(sizes)} times, got {num_times}')
+    if not (least := np.min(self.target_seconds)) > 0:  # NaN included.
+      raise ValueError(f'times of the target must be above 0, got {least}')
     for field in dataclasses.fields(self)[2:]:
       in_range(field.name, getattr(self, field.name), 0)
 

@@ -228,3 +228,5 @@ def test_bad_costs_are_refused(change, message):
 def test_a_time_that_is_no_number_is_refused_wherever_it_stands():
   with pytest.raises(ValueError, match='above 0, got nan'):
     dataclasses.replace(costs(), target_seconds=[1, np.nan, 2])
+  with pytest.raises(ValueError, match='target_seconds needs'):
+    dataclasses.replace(costs(), target_seconds=[])
