@@ -156,8 +156,8 @@ class Conversation:
     self._state = state
 
   def _read(self, batch: Batch) -> Iterations:
-    """Feeds what is new of the conversation; returns the iterations that answer
-    it."""
+    """Feeds what is new of the conversation; returns the answer's
+    iterations."""
     decoder, prompt = self.decoder, batch.prompt
     limit, room = decoder.max_positions, _ROOM
     while room < int(jnp.max(jnp.asarray(prompt.max_lengths))):

@@ -215,16 +215,15 @@ def _read(
 
 
 def _host() -> Any:
-  """Returns the CPU, or None, for the default device, if JAX_PLATFORMS has
-  none."""
+  """Returns the CPU; None, for the default device, if JAX_PLATFORMS lacks
+  it."""
   with contextlib.suppress(RuntimeError):
     return jax.local_devices(backend='cpu')[0]
   return None
 
 
 def param_shapes(model: Model | None, config: Config | DrafterConfig) -> Any:
-  """Returns the tree of `read_params` as `jax.ShapeDtypeStruct`s, without
-  reading weights."""
+  """Returns the tree of `read_params`, of `jax.ShapeDtypeStruct`s, unread."""
   shapes = families.param_shapes(config)
   weights = None if model is None else _weights_of(model)
   if weights is None:

@@ -35,8 +35,7 @@ def options_of(choice: type) -> dict[str, dataclasses.Field]:
 
 
 def plain(value: Any) -> Any:
-  """Converts numbers, lists and dicts, also of numpy or jax, to Python's
-  own."""
+  """Converts numbers, lists and dicts, also of numpy or jax, to Python's."""
   value = value.tolist() if hasattr(value, 'tolist') else value
   if isinstance(value, Mapping):
     # A sequence of ids that is a key stays one.

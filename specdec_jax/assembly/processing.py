@@ -61,8 +61,7 @@ def _pairs(biases: Any) -> Iterable[Any]:
 
 
 def _setting(help: str, expected: str, is_valid: Callable[[Any], bool]) -> Any:
-  """Declares an option whose flag is written as in Python, and whose values
-  `check` checks."""
+  """Declares an option, typed as in Python, whose values `check` checks."""
   metadata = {'expected': expected, 'is_valid': is_valid}
   metadata |= {'help': help, 'type': literal(expected)}
   return dataclasses.field(default=None, metadata=metadata)

@@ -195,8 +195,7 @@ def _of_tree(rule: Callable[..., Verification]) -> Callable[[Tree], VerifyFn]:
 
 
 def _at_one(sampling: Sampling) -> Sampling:
-  """Returns the sampling at temperature 1: the distributions behind an
-  argmax."""
+  """Returns the sampling at temperature 1: distributions behind an argmax."""
   return dataclasses.replace(sampling, temperature=1.0)
 
 

@@ -105,8 +105,7 @@ class DecodeSettings(Options):
     return self.num_devices * 2 ** (per_device - 1).bit_length()
 
   def of_text(self, i: int) -> 'DecodeSettings':
-    """Returns the settings of one text; ValueError if a value is out of
-    range."""
+    """Returns the settings of one text; ValueError if one is out of range."""
     own = self.texts[i] if self.texts else {}
     # A greedy text takes none of the limits that are meant for its neighbours.
     if own.get('temperature') == 0:
@@ -155,8 +154,7 @@ def row_keys(seeds: Array, streams: Array) -> Array:
 
 
 def decoder_for(decoder: Decoder, batch: Batch) -> Decoder:
-  """Returns the decoder for a batch: `decoder.sampled` if its rows say how each
-  is sampled."""
+  """Returns `decoder.sampled` if the batch says how each row is sampled."""
   return decoder if batch.prompt.sampling is None else decoder.sampled
 
 
@@ -236,8 +234,7 @@ def compiled(
 
 
 def _together(parts: Sequence[Part]) -> Sequence[jax.stages.Compiled]:
-  """Compiles parts; while one is compiled, or read from the cache, the next is
-  traced."""
+  """Compiles parts; while one is compiled, or read, the next is traced."""
   with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
     begun = [pool.submit(part.lower().compile) for part in parts]
     return [each.result() for each in begun]
@@ -282,8 +279,7 @@ def compile_decode(
 
 
 def parts(program: Program) -> Sequence[Part]:
-  """Returns the parts that decode a batch: as a whole, or iteration by
-  iteration."""
+  """Returns the parts that decode a batch: whole, or step by step."""
   return [program.prefill, *program.stepwise(recording.gather)]
 
 

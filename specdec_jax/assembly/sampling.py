@@ -98,8 +98,7 @@ class Sampling(Options):
       raise ValueError(f'{path}: {error}') from error
 
   def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
-    """Makes the function from logits to probabilities of ids below
-    `vocab_size`."""
+    """Makes the function from logits to probabilities of `vocab_size` ids."""
     draws = {name: getattr(self, name) for name in ('temperature', *LIMITS)}
     return logits.standardize(**draws, vocab_size=vocab_size)
 

@@ -86,8 +86,7 @@ class Format(NamedTuple):
 
 
 def find(path: Path) -> Format:
-  """Returns the format of a file or folder; raises ValueError if it is of
-  none."""
+  """Returns the format of a file or folder; ValueError if it is of none."""
   if found := find_if_any(path):
     return found
   raise ValueError(

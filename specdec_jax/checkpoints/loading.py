@@ -193,8 +193,7 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
 
 
 def is_padding(num_rows: int) -> bool:
-  """Returns whether embeddings that differ by so many rows may have one
-  vocabulary, padded."""
+  """Returns whether so many rows of embeddings can be padding."""
   return abs(num_rows) < _MAX_PADDING
 
 

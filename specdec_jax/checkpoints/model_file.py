@@ -51,15 +51,13 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
 
 
 def read_weights(folder: Path) -> str | None:
-  """Reads how the weights beside a folder's model.json are packed; None if they
-  are whole."""
+  """Reads how the weights beside model.json are packed; None if whole."""
   stated = settings.read(folder / NAME)
   return stated.text('weights') if stated.has('weights') else None
 
 
 def param_shapes(config: AnyConfig, weights: str | None) -> Weights:
-  """Returns `families.param_shapes`, packed as they are stored: each in 8
-  bits."""
+  """Returns `families.param_shapes`, packed as stored: each in 8 bits."""
   shapes = families.param_shapes(config)
   if weights is None:
     return shapes

@@ -117,8 +117,7 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
 
 
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
-  """Reads which tensors each file has; an empty list stands for all of the
-  file."""
+  """Reads which tensors each file has; an empty list stands for all."""
   if (folder / SINGLE_FILE).is_file():
     return {SINGLE_FILE: []}
   index_path = folder / _INDEX

@@ -213,6 +213,5 @@ def read(path: Path) -> Settings:
 
 
 def read_if_any(path: Path) -> Settings:
-  """Reads the JSON object in a file, or an empty one if there is no such
-  file."""
+  """Reads the JSON object in a file; an empty one if there is no such file."""
   return read(path) if path.is_file() else Settings(path=str(path), values={})

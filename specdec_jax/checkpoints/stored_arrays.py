@@ -135,8 +135,7 @@ def read_tree(
 def in_threads(
   function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> list[_Result]:
-  """Calls the function for all items, by a few threads; returns results in
-  their order."""
+  """Calls the function for all items, by a few threads; keeps their order."""
   # Reading waits for disks, and casting leaves Python's lock.
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:

@@ -103,8 +103,7 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
 
 
 def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
-  """Writes --json, and shows the figures unless that is standard output;
-  returns 0."""
+  """Writes --json, and shows the figures unless it is `-`; returns 0."""
   if args.json:
     with opened(args.json) as file:
       _write(file, json.dumps(figures, allow_nan=False, indent=2))

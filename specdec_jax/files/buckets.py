@@ -97,8 +97,7 @@ class BucketPath(_EPath):
     return None
 
   def checksums(self) -> dict[str, str]:
-    """Returns the server's checksum of each object here and below, by its
-    name."""
+    """Returns the server's checksum of each object here and below, by name."""
     with _asking(self) as files:
       found = files.find(str(self), detail=True)
     return {name: info['crc32c'] for name, info in found.items()}
@@ -133,8 +132,7 @@ class BucketPath(_EPath):
     encoding: str | None = None,
     newline: str | None = None,
   ) -> IO[Any]:
-    """Reads a copy of the whole object, as a file; `write_bytes` replaces
-    it."""
+    """Reads a copy of the object, as a file; `write_bytes` replaces it."""
     if mode not in ('r', 'rb'):
       raise NotImplementedError(f'{self} cannot be opened with {mode!r}')
     data = io.BytesIO(self.read_bytes())
@@ -151,8 +149,7 @@ class BucketPath(_EPath):
     return self.write_bytes(data.encode(encoding or 'utf-8'))
 
   def create(self, text: str) -> bool:
-    """Writes a text unless somebody else has written one; returns whether it
-    did."""
+    """Writes a text unless there is one already; returns whether it did."""
     try:
       with _asking(self) as files:
         files.pipe_file(str(self), text.encode(), mode='create')

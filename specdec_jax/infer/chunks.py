@@ -39,8 +39,7 @@ class Ahead:
     self._seen: collections.deque[Row] = collections.deque()
 
   def has(self, num_rows: float) -> bool:
-    """Returns whether at least `num_rows` more examples follow, and reads
-    them."""
+    """Returns whether `num_rows` more examples follow, and reads them."""
     missing = max(0, int(num_rows) - len(self._seen))
     self._seen.extend(itertools.islice(self._rows, missing))
     return len(self._seen) >= num_rows
@@ -109,8 +108,7 @@ class Gammas:
     return self.settle(found).choice
 
   def settle(self, choice: ChosenGamma | None) -> 'Gammas':
-    """Returns these with the choice of the first process, from which the others
-    learn gamma."""
+    """Returns these with the first process's choice, known to all."""
     # `number_of_first` sends the argument of the first process to all.
     gamma = processes.number_of_first(0 if choice is None else choice.gamma)
     if choice is None or choice.gamma != gamma:
@@ -264,8 +262,7 @@ def _decode_part(
   gamma: int | None,
   bar: progress.Bar,
 ) -> tuple[dict[int, Any], decode_many.Timed, trials.Visit]:
-  """Decodes rows with one gamma; returns their outputs by index, and the
-  times."""
+  """Decodes rows with one gamma; returns outputs by index, and times."""
   began = time.perf_counter()
   with bar.hidden():  # A terminal shows one thing at a time.
     decode_rows = compile_for(loaded, gamma)

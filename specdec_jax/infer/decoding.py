@@ -194,8 +194,7 @@ class Job:
     return self.mesh.shape[mesh_lib.rules.DATA]
 
   def for_examples(self, num_examples: int) -> 'Job':
-    """Returns the job with a batch no larger than the samples of so many
-    examples need."""
+    """Returns the job with a batch no larger than so many examples need."""
     # Of 5 rows on 4 devices: a batch of 8 at most, 2 for each.
     num_rows = num_examples * self.decoding.num_samples
     num_rows += -num_rows % self._num_parts

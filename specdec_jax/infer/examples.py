@@ -199,8 +199,7 @@ def _trimmed(
 
 
 def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
-  """Repeats each row `num_samples` times, each with a random stream of its
-  own."""
+  """Repeats each row `num_samples` times, each with its own random stream."""
   return [
     # With 3 samples, example 7 is rows 21, 22 and 23.
     dataclasses.replace(row, index=row.index * num_samples + i)
@@ -210,8 +209,7 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
-  """Makes the function from rows, or None to fill, to a prompt of numpy
-  arrays."""
+  """Makes the function from rows, or None, to a prompt of numpy arrays."""
   numbers = {settings: i for i, settings in enumerate(layout.samplings)}
   samplings = [*layout.samplings.values()]
   is_alike = are_drawn_alike(layout.samplings)
@@ -243,8 +241,7 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
 def pack_targets(
   rows: Sequence[Row | None], layout: Layout
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Packs the targets of rows, int32 `[B, T]` and 0 beyond their lengths
-  `[B]`."""
+  """Packs targets, int32 `[B, T]` and 0 beyond their lengths `[B]`."""
   targets = [() if row is None else row.targets for row in rows]
   # Targets [5, 6] are [5, 6, 0, 0] where the longest have 4 tokens.
   tokens = np.zeros((len(rows), layout.targets_length), np.int32)

@@ -282,8 +282,7 @@ def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
 def _write(
   run: _Run, chunk: chunks.Chunk, gammas: Gammas, decoded: chunks.Decoded
 ) -> Mark | None:
-  """Writes a chunk, in the first process; returns the mark that stands
-  there."""
+  """Writes a chunk, in the first process; returns its mark."""
   if not processes.is_first():
     return None
   mark = Mark(

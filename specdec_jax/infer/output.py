@@ -141,8 +141,7 @@ def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
 def _check_stored(
   shard: Shard, settings: Mapping[str, str]
 ) -> Mapping[str, str]:
-  """Returns the settings in the folder of chunks; ValueError if they are not
-  these."""
+  """Returns the stored settings; ValueError if they are not these."""
   stored = shard.chunk_folder / _SETTINGS
   found = json.loads(stored.read_text('utf-8'))
   _check_settings(shard.chunk_folder, found, settings)

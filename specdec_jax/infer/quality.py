@@ -52,8 +52,7 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
 
 
 def exact_match(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
-  """Computes the percentage of predictions that equal their targets; raises as
-  `bleu`."""
+  """Computes the percentage of exact predictions; raises as `bleu`."""
   _check(targets, predictions)
   hits = sum(a == b for a, b in zip(targets, predictions, strict=True))
   return {'exact_match': 100 * hits / len(targets)}

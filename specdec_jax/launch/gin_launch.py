@@ -189,8 +189,7 @@ def parse(configuration: Configuration) -> None:
 
 
 def bindings() -> dict[str, str]:
-  """Returns all bindings of the last `parse`, macros included, as they are
-  written."""
+  """Returns all bindings of the last `parse`, macros too, as written."""
   # Values of many lines are written on one, however long it is.
   text = _import_gin().config_str(max_line_length=10**6)
   pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
@@ -198,8 +197,7 @@ def bindings() -> dict[str, str]:
 
 
 def operative_config() -> str:
-  """Returns the bindings that were used so far, defaults included, as a gin
-  file."""
+  """Returns the bindings used so far, defaults included, as a gin file."""
   return _import_gin().operative_config_str()
 
 
@@ -256,8 +254,7 @@ def _opened_by(
 
 
 def _original(error: Exception) -> Exception:
-  """Returns the error that gin has wrapped, once for every function on its
-  way."""
+  """Returns the error that gin has wrapped, once for each function."""
   # Its class has the name of the one it is made of, unlike PermissionError.
   while (inner := error.__context__) is not None and (
     type(error).__mro__[1] is type(inner)

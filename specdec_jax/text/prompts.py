@@ -74,8 +74,7 @@ def dialogue(messages: Any, tools: Any, place: str) -> Dialogue:
 
 
 class Line(NamedTuple):
-  """A prompt, its place for messages, and the other fields of its line of
-  JSON."""
+  """A prompt, its place for messages, and other fields of its JSON line."""
 
   text: Text
   place: str

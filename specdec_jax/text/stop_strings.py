@@ -78,8 +78,7 @@ def text_of(
 
 
 def watch(vocabulary: AnyVocabulary, stops: Sequence[Sequence[str]]) -> Watch:
-  """Follows the texts of rows, each with its own strings, iteration by
-  iteration."""
+  """Follows the texts of rows, each with its own strings, step by step."""
   readings = [Reading()] * len(stops)
 
   def find_ends(values: StepValues) -> tuple[np.ndarray, np.ndarray]:

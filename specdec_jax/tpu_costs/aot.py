@@ -232,8 +232,7 @@ def price(
 def _collective_seconds(
   num_bytes: float, num_partitions: int, chip: Chip
 ) -> float:
-  """Returns the seconds of a ring's all-reduce, an upper bound of other
-  collectives."""
+  """Returns the seconds of a ring's all-reduce, which bound the others'."""
   # A ring of n chips passes each byte on n - 1 times to add, and n - 1 times to
   # share the sum; every hop carries 1 / n of the array.
   hops = 2 * (num_partitions - 1)

@@ -134,8 +134,7 @@ def lying(tree: _Tree, shardings: Any) -> _Tree:
 
 
 def _as_state(workload: Workload, tree: _Tree) -> _Tree:
-  """Returns a tree of shapes, rows first in each, sharded as the loop's
-  state."""
+  """Returns a tree of shapes, rows first, sharded as the loop's state."""
   return lying(tree, mesh_lib.state_shardings(workload.mesh, tree))
 
 
@@ -270,8 +269,7 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
 
 
 def _drafts(decoder: Decoder, tree: Tree) -> bool:
-  """Returns whether a decoder's drafter drafts this tree, and no other in its
-  place."""
+  """Returns whether a decoder's drafter drafts this very tree."""
   greedy = dataclasses.replace(decoder.target_info, sampling=Sampling())
   try:
     return decoder.choice.make(greedy, tree).drafter.tree == tree

@@ -176,14 +176,12 @@ def iteration_records(
 
 
 def tokens(record: Record) -> list[Record]:
-  """Returns the tokens of an iteration: what was drafted, then the target's
-  own."""
+  """Returns the tokens of an iteration: the draft, then the target's own."""
   return record['drafted'] + ([record['next']] if record['next'] else [])
 
 
 def is_after_end(verdict: str) -> bool:
-  """Returns whether a verdict is of a drafted token beyond the iteration's last
-  one."""
+  """Returns whether a drafted token lies beyond the iteration's last one."""
   return verdict in ('discarded', 'truncated')
 
 
@@ -311,7 +309,6 @@ def _iteration_record(
 
 
 def _number(value: Array) -> float | None:
-  """Returns the shortest decimal that is this float32; None for NaN or
-  infinity."""
+  """Returns the shortest decimal of this float32; None if not finite."""
   number = np.float32(value)
   return float(str(number)) if np.isfinite(number) else None

@@ -102,8 +102,7 @@ def _wrapped(
 
 
 def _columns(text: str) -> int:
-  """Counts cells of the grid: two for a wide character, none for a combining
-  one."""
+  """Counts cells: two for a wide character, none for a combining one."""
   from rich import cells
 
   return max(cells.cell_len(text), 1)

@@ -112,8 +112,7 @@ def step(
 def _summed_gradients(
   loss_fn: LossFn, params: ArrayTree, batch: Batch, key: Array, parts: int
 ) -> tuple[ArrayTree, LossSums]:
-  """Computes the gradients and the sums of a batch, added up over its
-  `parts`."""
+  """Computes gradients and sums of a batch, added up over its `parts`."""
   trained, fixed = run_checkpoints.partition(params)
 
   def part_gradients(part: Batch, part_key: Array):
@@ -257,8 +256,7 @@ def new_run(
   seed: int,
   params: ArrayTree = None,
 ) -> Run:
-  """Makes a run before its first step; of all networks, only a T5 can be
-  drawn."""
+  """Makes a run before its first step; only a T5 can be drawn."""
   rng_key = jax.random.key(seed)
   if params is None:
     family = families.of(config)

@@ -91,6 +91,5 @@ def has_model(choice: type) -> bool:
 
 
 def has_schedule(choice: type) -> bool:
-  """Returns whether a kind of drafter drafts token by token, so that gamma may
-  vary."""
+  """Returns whether a kind of drafter can vary gamma, token by token."""
   return 'schedule' in field_names(choice)

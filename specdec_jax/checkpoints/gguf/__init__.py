@@ -241,8 +241,7 @@ def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
 
 
 def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
-  """Lists every parameter of a model of these sizes, by its name in a GGUF
-  file."""
+  """Lists every parameter of a model of these sizes, by its name in GGUF."""
   return parameters.named(config, _NAMES, 'blk.{}')
 
 

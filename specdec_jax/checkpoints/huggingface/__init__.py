@@ -205,8 +205,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
-  """Reads the end-of-text ids of generation_config.json, or else of
-  config.json."""
+  """Reads the EOS ids of generation_config.json, or else of config.json."""
   # An empty list in the first file counts as none.
   for name in (_GENERATION, CONFIG):
     values = settings.read_if_any(folder / name)
@@ -281,8 +280,7 @@ def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
 
 
 def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
-  """Returns where each token is stated, by the name that chat templates have
-  for it."""
+  """Returns where each token is stated, by its name in chat templates."""
   # Names such as `image_token` may be anywhere at the top, or grouped below.
   places = {role: (values, role) for role in _ROLES if values.has(role)}
   for key, value in values.values.items():
@@ -296,8 +294,7 @@ def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
 
 
 def _token(values: Settings, key: str) -> Json:
-  """Reads a token that is written as its text, or as an object with the
-  text."""
+  """Reads a token that is written as its text, or as an object with it."""
   if not isinstance(values.values.get(key), dict):
     return {'content': values.text(key)}
   values = values.at(key)

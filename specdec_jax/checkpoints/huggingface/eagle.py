@@ -166,8 +166,7 @@ def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
 
 
 def _feature_layers(values: Settings) -> tuple[int, ...]:
-  """Reads which layers of the target have their inputs read; empty for the
-  usual three."""
+  """Reads which layers' inputs are features; empty for the usual three."""
   # SGLang's `eagle_config` names layers by their outputs, and the output of
   # layer N is the input of layer N + 1; vLLM's key at the top names the inputs.
   nested = values.at(_NESTED)

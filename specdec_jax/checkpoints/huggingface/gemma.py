@@ -170,8 +170,7 @@ def _rope_by_layer(values: Settings) -> dict[str, float]:
 
 
 def _rope_factor(place: Settings) -> float:
-  """Reads by what positions are divided; ValueError if they are scaled
-  otherwise."""
+  """Reads by what positions are divided; ValueError for other scaling."""
   key = 'rope_type' if place.has('rope_type') else 'type'
   kind = place.text(key, 'default')
   if kind == 'linear':
@@ -184,8 +183,7 @@ def _rope_factor(place: Settings) -> float:
 
 
 def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
-  """Returns the tensors of a folder that the network needs, and its
-  parameters."""
+  """Returns the tensors that the network needs, and its parameters."""
   # A model that also sees has its text below `language_model`, and images
   # beside it.
   wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'

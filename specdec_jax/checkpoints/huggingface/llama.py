@@ -197,8 +197,7 @@ def _windows(
 
 
 def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
-  """Returns the tensors of a folder that the network needs, and its
-  parameters."""
+  """Returns the tensors that the network needs, and its parameters."""
   # Early versions of transformers saved tables of frequencies.
   kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
   if config.is_tied:

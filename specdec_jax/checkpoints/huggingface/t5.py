@@ -136,8 +136,7 @@ def _check_ids(values: Settings) -> None:
 
 
 def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
-  """Returns the tensors of a folder that the network needs, and its
-  parameters."""
+  """Returns the tensors that the network needs, and its parameters."""
   kept = {k: v for k, v in tensors.items() if k not in _SUPERFLUOUS}
   # Files of T5 1.0 have the embeddings up to four times.
   wanted = parameters_of(config)
@@ -181,8 +180,7 @@ def _name_of(path: str) -> str:
 
 
 def _projection_of(config: T5Config) -> str:
-  """Returns what transformers calls the activations of the feed-forward
-  layers."""
+  """Returns transformers' name for the activations of feed-forward layers."""
   for projection, (activations, _) in _PROJECTIONS.items():
     if activations == config.mlp_activations:
       return projection

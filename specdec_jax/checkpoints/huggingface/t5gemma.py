@@ -109,8 +109,7 @@ def _check_ids(place: Settings) -> None:
 
 
 def needed(folder: Path, config: T5GemmaConfig, tensors: Tensors) -> Needed:
-  """Returns the tensors of a folder that the network needs, and its
-  parameters."""
+  """Returns the tensors that the network needs, and its parameters."""
   kept = safetensors_folder.without_copy(
     folder, tensors, _LOGITS, of=_EMBEDDINGS
   )

@@ -128,8 +128,7 @@ def write_target(
 
 
 def layout_of(path: Path | str) -> Layout | None:
-  """Returns in which of the two formats a finished checkpoint is; None without
-  one."""
+  """Returns the format of a finished checkpoint; None if there is none."""
   try:
     return _layout(find(path))
   except ValueError:
@@ -137,8 +136,7 @@ def layout_of(path: Path | str) -> Layout | None:
 
 
 def folders(path: Path | str) -> tuple[Path, Path]:
-  """Returns where files about a checkpoint can be: in its folder, or the one
-  above."""
+  """Returns where files about a checkpoint are: in its folder, or above."""
   checkpoint = find(path)
   return checkpoint, checkpoint.parent
 

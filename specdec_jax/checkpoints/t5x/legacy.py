@@ -23,8 +23,7 @@ _CHUNK_ELEMENTS = 2**22
 
 
 def _read_index(folder: Path) -> Json:
-  """Reads the trees `state` and `target` of a checkpoint, with specs for
-  arrays."""
+  """Reads the trees `state` and `target`, with specs for arrays."""
   path = folder / FILE
   try:
     contents = serialization.msgpack_restore(path.read_bytes())

@@ -110,8 +110,7 @@ def stack(params: Weights) -> Weights:
 
 
 def _grouped(leaves: Weights) -> dict[str, Weights]:
-  """Groups leaves, by their own names, under the names of what is stored, in
-  order."""
+  """Groups leaves, by name, under the names of what is stored, in order."""
   groups: dict[str, Weights] = {}
   number = lambda match: int(match[2]) if match else 0
   by_layer = sorted(leaves, key=lambda x: (number(_LAYER.fullmatch(x)), x))

@@ -150,8 +150,7 @@ def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
 
 
 def sampling_of_t5x() -> dict[str, Any]:
-  """Returns `sampling_of` what gin binds for `temperature_sample`, if
-  anything."""
+  """Returns `sampling_of` gin's `temperature_sample`, if it is bound."""
   try:
     from t5x import decoding
   except ImportError:
@@ -163,8 +162,7 @@ def sampling_of_t5x() -> dict[str, Any]:
 
 
 def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
-  """Returns the function itself, and the arguments that gin or partials give
-  it."""
+  """Returns the function, and the arguments that gin or partials give it."""
   given: dict[str, object] = {}
   # Of partial(partial(f, topk=1), topk=2): f, and topk 2.
   while isinstance(decode_fn, functools.partial):

@@ -165,8 +165,7 @@ def _of_target_alone(
 
 
 def _parted(state_dict: Weights) -> tuple[Weights, Weights]:
-  """Splits a state into itself without the draft model, and the draft model by
-  its name."""
+  """Splits a state into the rest, and the draft model by its name."""
   # Copies down to where the draft model is taken out: T5X still has the state.
   state_dict = flax.core.unfreeze(state_dict)
   target = dict(state_dict['target'])
