@@ -120,7 +120,7 @@ def quickest_dtype(
   for dtype in dtypes:
     weights = [jnp.eye(1024, dtype=dtype) for _ in range(8)]
     args = jnp.ones((num_rows, 1024), dtype), weights
-    compiled, _ = stopwatch.compile_seconds(products, *args)
+    compiled = jax.jit(products).lower(*args).compile()
     programs[dtype] = functools.partial(compiled, *args)
   seconds, _ = stopwatch.alternate(programs, repeats)
   return min(dtypes, key=lambda dtype: float(np.median(seconds[dtype])))

@@ -37,13 +37,6 @@ Made = TypeVar('Made')
 _Carry = tuple[Any, Any, jax.Array]
 
 
-def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-  """Compiles a function for `args`: the program, and the seconds it took."""
-  started = time.perf_counter()
-  compiled = jax.jit(function).lower(*args).compile()
-  return compiled, time.perf_counter() - started
-
-
 def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
   """Compiles by calls, one thread per core; nothing can be timed meanwhile."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -201,7 +194,7 @@ def repeated(
     start = (state.target_cache, state.drafter_state, jnp.zeros_like(lengths))
     return jax.lax.fori_loop(0, num_calls, body, start)[2]
 
-  compiled, _ = compile_seconds(calls, params, state, jnp.int32(1))
+  compiled = jax.jit(calls).lower(params, state, jnp.int32(1)).compile()
   # A number of calls that is data, not a constant: one program for the launch,
   # for the rehearsal and for what is timed.
   program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
