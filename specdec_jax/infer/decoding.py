@@ -12,7 +12,6 @@ from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import Options, Sampling
-from specdec_jax.base import VerifyFn
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -33,7 +32,8 @@ class Decoding(Options):
 
   Attributes:
     make_drafter: gives the drafter, of `assembly.drafters`.
-    make_rule: gives the acceptance rule, of `assembly.rules`.
+    make_rule: gives the acceptance rule, of `assembly.rules`; one of your own
+      is a `rules.Custom`.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
@@ -48,8 +48,6 @@ class Decoding(Options):
       with the same gamma.
     return_all_decodes: whether all beams are written, the best last, or the
       best alone.
-    verify_fn: a rule of your own, in place of `make_rule`.
-    rule_temperature: of the target, as `verify_fn` sees it, if another.
   """
 
   make_drafter: Callable[[], DrafterChoice] = NoDrafter
@@ -63,8 +61,6 @@ class Decoding(Options):
   alpha: float | None = None
   exact_bits: bool = False
   return_all_decodes: bool = False
-  verify_fn: VerifyFn | None = None
-  rule_temperature: float | None = None
 
   def __post_init__(self):
     for field in _SIZES:
@@ -72,7 +68,7 @@ class Decoding(Options):
         running.check_count(field, size)
     running.check_seed(self.seed)
     self._check_decodes()
-    self.rule().judge(self.sampling).sampling.check_is_used()
+    self.make_rule().judge(self.sampling).sampling.check_is_used()
 
   def _check_decodes(self) -> None:
     if not self.temperature and self.num_decodes is None:
@@ -81,10 +77,6 @@ class Decoding(Options):
         reason='at temperature 0, which is greedy, are all the same: give a '
         'temperature above 0, or num_decodes for the beams of a beam search',
       )
-    if self.verify_fn is None:
-      self.refuse('rule_temperature', reason='is of verify_fn: give that, too')
-    else:
-      self.refuse('make_rule', reason='stands beside verify_fn: give only one')
     if self.num_decodes is None:
       self.refuse(
         *('return_all_decodes', 'draft_width', 'alpha'),
@@ -92,8 +84,7 @@ class Decoding(Options):
       )
       return
     self.refuse(
-      *('temperature', 'num_samples', 'make_rule', 'verify_fn', 'refill_size'),
-      'exact_bits',
+      *('temperature', 'num_samples', 'make_rule', 'refill_size', 'exact_bits'),
       reason='changes nothing in a beam search, which draws nothing: leave out '
       f'num_decodes {self.num_decodes}, or this',
     )
@@ -121,13 +112,6 @@ class Decoding(Options):
   @property
   def sampling(self) -> Sampling:
     return Sampling(**{n: getattr(self, n) for n in field_names(Sampling)})
-
-  def rule(self) -> rules.Rule:
-    if self.verify_fn is None:
-      return self.make_rule()
-    return rules.Custom(
-      function=self.verify_fn, temperature=self.rule_temperature
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +212,7 @@ def outline(
     raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')
   if mode == SCORE:
     decoding.refuse(
-      *('make_drafter', 'make_rule', 'verify_fn', 'temperature', 'num_samples'),
+      *('make_drafter', 'make_rule', 'temperature', 'num_samples'),
       *('num_decodes', 'refill_size', 'exact_bits'),
       reason='changes nothing in the mode score, which decodes nothing: leave '
       'it out',
@@ -236,7 +220,7 @@ def outline(
   decoder = decoder_lib.outline(
     model,
     drafter=decoding.make_drafter(),
-    rule=decoding.rule(),
+    rule=decoding.make_rule(),
     sampling=decoding.sampling,
     is_dry_run=is_dry_run,
     exact_bits=decoding.exact_bits,

@@ -15,8 +15,7 @@ pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
-from specdec_jax import logits, verification
-from specdec_jax.assembly import rules
+from specdec_jax import logits
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
@@ -815,11 +814,6 @@ def test_a_seed_is_an_integer_of_32_bits(seed):
     Decoding(seed=seed)
 
 
-def test_there_is_one_rule():
-  with pytest.raises(ValueError, match=r'make_rule.*verify_fn'):
-    Decoding(make_rule=rules.Greedy, verify_fn=verification.greedy)
-
-
 @pytest.mark.parametrize('rule', ['lenient_greedy', 'top_beta'])
 def test_relaxed_rules_are_taken_as_shipped(run, t5, task, tmp_path, rule):
   rule_file = gin_file(f'verification/{rule}.gin')
@@ -831,13 +825,15 @@ def test_a_rule_may_be_bound_as_a_function(run, t5, task, tmp_path):
   own.write_text(
     'from __gin__ import dynamic_registration\n'
     'from specdec_jax import verification\n'
+    'from specdec_jax.assembly import rules\n'
     'from specdec_jax.infer import decoding\n'
-    'decoding.Decoding.verify_fn = @verification.greedy\n'
+    'decoding.Decoding.make_rule = @rules.Custom\n'
+    'rules.Custom.function = @verification.greedy\n'
     'verification.greedy.lenience = %LENIENCE\n'
   )
   command = argv(t5, task, tmp_path, f'--gin_file={own}', '--dry_run')
   assert run(*command, '--gin.LENIENCE=1.0').status == 0
-  relaxed = ('--gin.LENIENCE=0.5', '--gin.Decoding.rule_temperature=1.0')
+  relaxed = ('--gin.LENIENCE=0.5', '--gin.Custom.temperature=1.0')
   assert run(*command, *relaxed).status == 0
 
 

@@ -238,7 +238,6 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((), {'Decoding__draft_width': 8}, ['draft_width 8', 'num_decodes']),
     ((), BEAMS | {'Decoding__draft_width': 8}, ['draft_width 8', 'NoDrafter']),
     ((), {'Decoding__alpha': 0.7}, ['alpha 0.7', 'num_decodes']),
-    ((), {'Decoding__rule_temperature': 1.0}, ['rule_temperature 1.0']),
     ((), BEAMS | {'Decoding__refill_size': 2}, ['refill_size 2', 'beam']),
     ((RULE,), BEAMS, ['make_rule TopBeta', 'beam']),
     ((RULE,), SCORE, ['make_rule TopBeta', 'score']),
