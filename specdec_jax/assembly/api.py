@@ -320,5 +320,5 @@ def stream(
   settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   [batch] = packing.pack(decoder, inputs, settings)
   decoder = auto_gamma.settled(running.decoder_for(decoder, batch), settings)
-  iterate = running.compile_iterations(decoder, batch, settings)
-  return Stream(completions.pieces(decoder, batch, iterate(batch)))
+  iterations = running.start_iterations(decoder, batch, settings)
+  return Stream(completions.pieces(decoder, batch, iterations))

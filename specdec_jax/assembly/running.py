@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -255,17 +254,17 @@ def compile_decode(
   """Compiles the decoding of batches of the shape of `first`: the host sees
   each iteration if that is shown or may complete a stop string, otherwise the
   last."""
-  params, programs = compiled(decoder, first, settings, parts)
-  prefill, iterate, _ = programs
+  params, (prefill, *loop) = compiled(decoder, first, settings, parts)
 
   def to_the_end(batch: Batch) -> DecodeOutput:
     state = prefill(params, *placed(batch, settings))
-    return jax.block_until_ready(iterate(params, state, ALL)[1])
+    return jax.block_until_ready(loop[0](params, state, ALL)[1])
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     if not (shows or any(batch.stops)):
       return settings.call(lambda: to_the_end(batch))
-    steps = _iterations(decoder, settings, params, programs, batch)
+    state = prefill(params, *placed(batch, settings))
+    steps = iterations(decoder, params, loop, state, batch)
     while True:
       try:
         records = next(steps)
@@ -283,24 +282,14 @@ def parts(program: Program) -> Sequence[Part]:
   return [program.prefill, *program.stepwise(recording.gather)]
 
 
-def compile_iterations(
-  decoder: Decoder, first: Batch, settings: DecodeSettings
-) -> Callable[[Batch], Iterations]:
-  """Compiles what decodes a batch, to a generator of each step's records."""
-  params, programs = compiled(decoder, first, settings, parts)
-  return functools.partial(_iterations, decoder, settings, params, programs)
-
-
-def _iterations(
-  decoder: Decoder,
-  settings: DecodeSettings,
-  params: Params,
-  programs: Sequence[jax.stages.Compiled],
-  batch: Batch,
+def start_iterations(
+  decoder: Decoder, batch: Batch, settings: DecodeSettings
 ) -> Iterations:
-  prefill, *loop = programs
+  """Compiles what decodes a batch, and prefills it; the generator that it
+  returns yields each step's records."""
+  params, (prefill, *loop) = compiled(decoder, batch, settings, parts)
   state = prefill(params, *placed(batch, settings))
-  return (yield from iterations(decoder, params, loop, state, batch))
+  return iterations(decoder, params, loop, state, batch)
 
 
 def iterations(
