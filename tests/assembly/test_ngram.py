@@ -12,12 +12,9 @@ from specdec_jax.base import Context
 pytest.importorskip('tokenizers')
 
 
-@pytest.mark.parametrize(
-  ('temperature', 'given', 'draws'),
-  [(0.0, None, False), (1.0, None, True), (1.0, False, False)],
-)
+@pytest.mark.parametrize(('temperature', 'draws'), [(0.0, False), (1.0, True)])
 def test_an_ngram_table_is_sampled_where_the_target_is(
-  tmp_path, temperature, given, draws
+  tmp_path, temperature, draws
 ):
   (tmp_path / 'text.txt').write_text('one two three')
   model = Model(checkpoint='random:lm_nano')
@@ -28,9 +25,7 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
     vocabulary=models.read_vocabulary(model, config),
     sampling=Sampling(temperature=temperature),
   )
-  choice = drafters.NGram(
-    ngram_text=str(tmp_path / 'text.txt'), gamma=4, is_sampled=given
-  )
+  choice = drafters.NGram(ngram_text=str(tmp_path / 'text.txt'), gamma=4)
   drafter = choice.make(target, choice.length).drafter
   context = Context(tokens=jnp.ones((1, 4), jnp.int32), lengths=jnp.array([2]))
   draft, _ = jax.eval_shape(

@@ -11,13 +11,11 @@ from specdec_jax.data import ngram_counts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NGram:
-  """Counts a text file; see `drafters.ngram`. `is_sampled` draws from counts,
-  whose likeliest token is drafted otherwise; None draws where the target does.
-  """
+  """Counts a text file; see `drafters.ngram`. Draws from the counts where the
+  target is sampled, and drafts their likeliest token where it is greedy."""
 
   ngram_text: str = option('', 'the text file that ngram counts')
   gamma: lengths.Gamma | None = lengths.gamma_option()
-  is_sampled: bool | None = None
 
   def __post_init__(self):
     if not self.ngram_text:
@@ -34,13 +32,12 @@ class NGram:
       tokens = ngram_counts.tokens_of_file(self.ngram_text, target.vocabulary)
     except (OSError, ValueError) as error:
       raise ValueError(f'ngram_text: {error}') from error
-    is_sampled = self.is_sampled
-    if is_sampled is None:
-      is_sampled = not target.sampling.is_greedy
-    to_probs = target.sampling.to_probs(target.vocab_size)
+    sampling = target.sampling
     drafter = drafters.ngram(
       ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size),
       gamma=lengths.fixed(length),
-      logits_to_probs=to_probs if is_sampled else None,
+      logits_to_probs=(
+        None if sampling.is_greedy else sampling.to_probs(target.vocab_size)
+      ),
     )
     return Drafting(drafter=drafter)
