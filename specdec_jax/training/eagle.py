@@ -28,6 +28,8 @@ from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 HEAD_DIGEST = 'head_sha256'
 # What `Eagle.project` reads.
 _PROJECTION = ('decoder_norm', 'logits_dense')
+# How soon `lk_loss` turns from the divergence to alpha.
+_SHARPNESS = 3.0
 
 
 @base.value
@@ -208,14 +210,12 @@ def target_log_probs(rows: Array, x: Array, normalizer: Array) -> Array:
   return jnp.minimum(logits - normalizer[..., None], 0.0)
 
 
-def lk_loss(
-  log_p: Array, logits: Array, *, sharpness: float = 3.0
-) -> tuple[Array, Array, Array]:
+def lk_loss(log_p: Array, logits: Array) -> tuple[Array, Array, Array]:
   """Computes the LK loss (arXiv 2602.23881), the divergence in it, and alpha.
 
   alpha = sum min(p, q): a token drawn from q is accepted with that probability.
   The loss is lambda KL(p | q) + (1 - lambda) (1 - alpha), and lambda, which is
-  exp(-sharpness alpha), counts as a constant. Sums run over the tokens that can
+  exp(-3 alpha), counts as a constant. Sums run over the tokens that can
   be drafted; p is not renormalised onto them, and its mass elsewhere is lost to
   alpha whatever q is.
 
@@ -229,7 +229,7 @@ def lk_loss(
   kl = (p * (log_p - log_q)).sum(-1)
   # The divergence teaches where little is accepted, alpha's own gradient where
   # much is.
-  share = jax.lax.stop_gradient(jnp.exp(-sharpness * alpha))
+  share = jax.lax.stop_gradient(jnp.exp(-_SHARPNESS * alpha))
   return share * kl + (1 - share) * (1 - alpha), kl, alpha
 
 
@@ -239,7 +239,6 @@ def eagle_loss(
   target: str,
   num_steps: int = 4,
   decay: float = 0.8,
-  sharpness: float = 3.0,
 ) -> LossFn:
   """Makes a loss: the sum over unrolled steps of `decay`^i times `lk_loss`, per
   position of a text of `target`, as for `--model`, that can be drafted from.
@@ -250,9 +249,7 @@ def eagle_loss(
   can be drafted."""
   target_config, target_params = read_target(target, config.dtype)
   head = head_of(target_config, target_params)
-  sums_of = functools.partial(
-    _loss_sums, config, decay=decay, sharpness=sharpness
-  )
+  sums_of = functools.partial(_loss_sums, config, decay=decay)
 
   def loss_fn(params, batch: Batch, key: Array | None) -> LossSums:
     del key
@@ -316,7 +313,6 @@ def _loss_sums(
   shared: Mapping[str, Array],
   *,
   decay: float,
-  sharpness: float,
 ) -> LossSums:
   """Computes the sums of `eagle_loss` over N positions, each with the hidden
   states of n steps, `[N, n, embed]`."""
@@ -324,7 +320,7 @@ def _loss_sums(
   log_p = target_log_probs(shared['rows'], target['x'], target['normalizer'])
   params = {**projection, 'target_ids': ids}
   logits = applied(Eagle(config))(params, hidden, method=Eagle.project)
-  loss, kl, alpha = lk_loss(log_p[:, None], logits, sharpness=sharpness)
+  loss, kl, alpha = lk_loss(log_p[:, None], logits)
   num_steps = hidden.shape[1]
   decays = jnp.asarray([decay**i for i in range(num_steps)], jnp.float32)
   first, weights = counted[:, 0], counted.sum(0)

@@ -36,7 +36,6 @@ def distillation_loss(
   target: str,
   kind: str = 'forward_kl',
   beta: float = 0.5,
-  target_dtype: str | None = None,
 ) -> LossFn:
   """Makes a loss: the divergence of drafter and target at the positions of a
   text.
@@ -45,11 +44,11 @@ def distillation_loss(
   text, the target's or the drafter's own. What it reports as correct is where
   the two have the same likeliest token.
 
-  The target is a model, as `--model` takes it, in `target_dtype` or in that of
-  the drafter's activations; its parameters do not change. `losses.divergence`
-  explains `kind` and `beta`. ValueError if the vocabularies differ in size.
+  The target is a model, as `--model` takes it, in the dtype of the drafter's
+  activations; its parameters do not change. `losses.divergence` explains `kind`
+  and `beta`. ValueError if the vocabularies differ in size.
   """
-  target_config, target_params = read_t5(target, target_dtype or config.dtype)
+  target_config, target_params = read_t5(target, config.dtype)
   if config.vocab_size != target_config.vocab_size:
     raise ValueError(
       f'the drafter has {config.vocab_size} tokens, its target '
