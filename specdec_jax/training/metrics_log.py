@@ -17,20 +17,23 @@ def open_log(
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
   """Opens `(step, metrics)`, which writes a log that goes on after a step.
 
-  Lines of later steps stay until a line of their step, or of a later one,
-  replaces them. `tensorboard --logdir` reads the files beside it, which are
-  written to a local disk where the clu package and the TensorFlow that it needs
-  are installed. The folder is made if need be.
+  Lines of later steps are dropped: they are of a run that was killed, which
+  takes these steps again. `tensorboard --logdir` reads the files beside it,
+  which are written to a local disk where the clu package and the TensorFlow
+  that it needs are installed. The folder is made if need be.
   """
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / NAME
-  lines = read_log(path)
-  # Later lines are of a run that was killed, which takes these steps again.
-  kept = [line for line in lines if line['step'] <= step]
-  outdated = [line for line in lines if line['step'] > step]
-  # The file can also end in half a line, and an object of a bucket cannot grow.
   in_bucket = is_in_bucket(path)
-  is_clean = not in_bucket and not path.is_file()
+  lines = [line for line in read_log(path) if line['step'] <= step]
+
+  def write_all() -> None:
+    with replacing.file(path) as partial:
+      text = ''.join(json.dumps(line) + '\n' for line in lines)
+      partial.write_text(text, encoding='utf-8')
+
+  if path.is_file():
+    write_all()
   writer = None
   if not in_bucket:
     with contextlib.suppress(ImportError):
@@ -39,20 +42,13 @@ def open_log(
       writer = metric_writers.SummaryWriter(str(folder))
 
   def write(step: int, metrics: Mapping[str, float]) -> None:
-    nonlocal is_clean, outdated
     rounded = {name: float(f'{value:.6g}') for name, value in metrics.items()}
-    line = {'step': step, **rounded}
-    if is_clean:
-      with path.open('a', encoding='utf-8') as file:
-        file.write(json.dumps(line) + '\n')
+    lines.append({'step': step, **rounded})
+    if in_bucket:  # Its objects cannot grow.
+      write_all()
     else:
-      # Written anew in a bucket, and while lines of a killed run are behind.
-      kept.append(line)
-      outdated = [other for other in outdated if other['step'] > step]
-      with replacing.file(path) as partial:
-        texts = [json.dumps(each) + '\n' for each in (*kept, *outdated)]
-        partial.write_text(''.join(texts), encoding='utf-8')
-      is_clean = not in_bucket and not outdated
+      with path.open('a', encoding='utf-8') as file:
+        file.write(json.dumps(lines[-1]) + '\n')
     if writer is not None:
       writer.write_scalars(step, dict(metrics))
 
