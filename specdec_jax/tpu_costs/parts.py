@@ -71,7 +71,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   made = decoder.choice.make(target_info, length)
   target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
-  target = lying(target, mesh_lib.parameter_shardings(mesh, target))
+  target = with_shardings(target, mesh_lib.parameter_shardings(mesh, target))
   own: Any = ()
   note = ''
   if made.config is not None:
@@ -81,7 +81,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
       mesh_lib.check_divides(mesh, own, batch_size=workload.batch_size)
     except ValueError as error:
       note = f'Every chip has the whole draft model, since {error}.'
-    own = lying(own, mesh_lib.drafter_shardings(mesh, own))
+    own = with_shardings(own, mesh_lib.drafter_shardings(mesh, own))
   params = Params(target, made.join(target, own))
 
   def places(state: DecodeState) -> DecodeState:
@@ -124,7 +124,7 @@ def _prompt(workload: Workload) -> Prompt:
   return _as_state(workload, prompt)
 
 
-def lying(tree: _Tree, shardings: Any) -> _Tree:
+def with_shardings(tree: _Tree, shardings: Any) -> _Tree:
   """Returns a tree of shapes with the shardings of another tree."""
 
   def put(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
@@ -135,7 +135,7 @@ def lying(tree: _Tree, shardings: Any) -> _Tree:
 
 def _as_state(workload: Workload, tree: _Tree) -> _Tree:
   """Returns a tree of shapes, rows first, sharded as the loop's state."""
-  return lying(tree, mesh_lib.state_shardings(workload.mesh, tree))
+  return with_shardings(tree, mesh_lib.state_shardings(workload.mesh, tree))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
