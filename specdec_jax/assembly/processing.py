@@ -38,7 +38,7 @@ def _are_sequences(values: Any) -> bool:
 
 
 def _are_biases(biases: Any) -> bool:
-  """Returns whether they are sequences of ids, each with a bias."""
+  """Tells whether they are sequences of ids, each with a bias."""
   return isinstance(biases, Mapping | list | tuple) and all(
     isinstance(pair, list | tuple)
     and len(pair) == 2

@@ -193,7 +193,7 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
 
 
 def is_padding(num_rows: int) -> bool:
-  """Returns whether so many rows of embeddings can be padding."""
+  """Tells whether so many rows of embeddings can be padding."""
   return abs(num_rows) < _MAX_PADDING
 
 

@@ -137,7 +137,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _drop_output() -> bool:
-  """Returns whether standard output takes no more, and drops the rest."""
+  """Tells whether standard output takes no more, and drops the rest."""
   try:
     if sys.stdout is not None:
       sys.stdout.flush()

@@ -70,7 +70,7 @@ def _obstacle(path: str) -> str | None:
 
 
 def _is_device(place: Path) -> bool:
-  """Returns whether there is a device or a pipe, and no file."""
+  """Tells whether there is a device or a pipe, and no file."""
   return place.exists() and not place.is_file()
 
 

@@ -149,7 +149,7 @@ def new_folder(
 
 
 def is_begun(folder: Path) -> bool:
-  """Returns whether a killed process left this folder of a bucket."""
+  """Tells whether a killed process left this folder of a bucket."""
   return is_in_bucket(folder) and (folder / _BEGUN).is_file()
 
 

@@ -39,7 +39,7 @@ class Ahead:
     self._seen: collections.deque[Row] = collections.deque()
 
   def has(self, num_rows: float) -> bool:
-    """Returns whether `num_rows` more examples follow, and reads them."""
+    """Tells whether `num_rows` more examples follow, and reads them."""
     missing = max(0, int(num_rows) - len(self._seen))
     self._seen.extend(itertools.islice(self._rows, missing))
     return len(self._seen) >= num_rows

@@ -112,7 +112,7 @@ def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
 
 
 def are_drawn_alike(samplings: Mapping[str, Sampling]) -> bool:
-  """Returns whether all samplings have one temperature, and the same limits."""
+  """Tells whether all samplings have one temperature, and the same limits."""
   names = option_fields.field_names(Drawing)
   of = lambda sampling: tuple(getattr(sampling, name) for name in names)
   return len(set(map(of, samplings.values()))) == 1

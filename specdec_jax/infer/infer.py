@@ -248,7 +248,7 @@ def _decode_chunks(run: _Run) -> int:
 def _find(
   run: _Run, chunk: chunks.Chunk, gammas: Gammas
 ) -> tuple[bool, Mark | None]:
-  """Returns whether a chunk is complete, and in the first process its mark;
+  """Tells whether a chunk is complete, and in the first process its mark;
   ValueError if gamma is chosen with this chunk and the mark names none."""
 
   def look() -> Mark | None:

@@ -269,7 +269,7 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
 
 
 def _drafts(decoder: Decoder, tree: Tree) -> bool:
-  """Returns whether a decoder's drafter drafts this very tree."""
+  """Tells whether a decoder's drafter drafts this very tree."""
   greedy = dataclasses.replace(decoder.target_info, sampling=Sampling())
   try:
     return decoder.choice.make(greedy, tree).drafter.tree == tree

@@ -181,7 +181,7 @@ def tokens(record: Record) -> list[Record]:
 
 
 def is_after_end(verdict: str) -> bool:
-  """Returns whether a drafted token lies beyond the iteration's last one."""
+  """Tells whether a drafted token lies beyond the iteration's last one."""
   return verdict in ('discarded', 'truncated')
 
 

@@ -86,10 +86,10 @@ class DrafterChoice(Protocol):
 
 
 def has_model(choice: type) -> bool:
-  """Returns whether a kind of drafter has weights, which a model names."""
+  """Tells whether a kind of drafter has weights, which a model names."""
   return 'model' in field_names(choice)
 
 
 def has_schedule(choice: type) -> bool:
-  """Returns whether a kind of drafter can vary gamma, token by token."""
+  """Tells whether a kind of drafter can vary gamma, token by token."""
   return 'schedule' in field_names(choice)
