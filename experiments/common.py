@@ -156,8 +156,8 @@ def numbers(text: str) -> list[int]:
   return found
 
 
-def seen(model: Any, temperature: float) -> Target:
-  """A target as drafters see it.
+def target_info(model: Any, temperature: float) -> Target:
+  """Makes what drafters know of a target.
 
   Args:
     model: with the `config` and `vocabulary` of a target, and its `name`.

@@ -177,12 +177,12 @@ def _overlaps(
 
 def method(pair: Pair, temperature: float, **changes: Any) -> Method:
   """Plain decoding, which all measurements share, and what is `changed`."""
-  seen = pair.seen(temperature)
+  target_info = pair.target_info(temperature)
   shared = Method(
     target=pair.model,
-    verify_fn=RULE.judge(seen.sampling).verify_fn(None),
-    logits_to_probs=seen.sampling.to_probs(seen.vocab_size),
-    eos_id=seen.eos_id,
+    verify_fn=RULE.judge(target_info.sampling).verify_fn(None),
+    logits_to_probs=target_info.sampling.to_probs(target_info.vocab_size),
+    eos_id=target_info.eos_id,
   )
   return dataclasses.replace(shared, **changes)
 

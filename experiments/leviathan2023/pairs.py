@@ -149,9 +149,9 @@ class Pair:
     start = decoder_width(self.target.config, kind.inputs_length)
     return start + kind.targets_length
 
-  def seen(self, temperature: float) -> Target:
+  def target_info(self, temperature: float) -> Target:
     """The target as a drafter sees it."""
-    return common.seen(self.target, temperature)
+    return common.target_info(self.target, temperature)
 
   @property
   def names(self) -> str:
@@ -280,7 +280,7 @@ def _check(target: LoadedModel, draft: DraftModel, kind: Kind) -> None:
   if families.has_encoder(target.config) == kind.is_text:
     needed = 'a decoder-only model' if kind.is_text else 'an encoder-decoder'
     raise ValueError(f'{target.name}: {kind.corpus} needs {needed}')
-  draft.make(common.seen(target, 0.0), draft.length)
+  draft.make(common.target_info(target, 0.0), draft.length)
 
 
 def drafter(
@@ -288,7 +288,7 @@ def drafter(
 ) -> Drafter:
   """A drafter of `DRAFTERS`; the trained one's draft may end earlier by a
   `schedule` or `min_prob` of `drafters.DraftModel`."""
-  target = pair.seen(temperature)
+  target = pair.target_info(temperature)
   if name == TRAINED:
     choice = dataclasses.replace(pair.draft, gamma=gamma, **schedule)
     return choice.make(target, choice.length).drafter

@@ -107,8 +107,8 @@ class Setting:
     return [row for batch in self.batches for row in batch.rows]
 
   def sampled(self, temperature: float) -> LogitsToProbsFn:
-    seen = common.seen(self.target, temperature)
-    return seen.sampling.to_probs(seen.vocab_size)
+    target_info = common.target_info(self.target, temperature)
+    return target_info.sampling.to_probs(target_info.vocab_size)
 
 
 def read(
@@ -165,7 +165,9 @@ def read_draft(name: str, setting: Setting) -> Draft:
   choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
   length = lengths.usual(choice.length)
   choice = dataclasses.replace(choice, gamma=lengths.fixed(length))
-  config: Any = choice.make(common.seen(setting.target, 0.0), length).config
+  config: Any = choice.make(
+    common.target_info(setting.target, 0.0), length
+  ).config
   params = models.read_params(choice.model, config)
   model = None if kind is SpecDrafter else families.language_model(config)
   return Draft(choice=choice, params=params, model=model)

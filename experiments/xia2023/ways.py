@@ -86,7 +86,7 @@ def load(choice: Any, target: Any) -> Loaded:
     ValueError: if they do not fit it.
   """
   length = lengths.usual(choice.length)
-  config: Any = choice.make(common.seen(target, 0.0), length).config
+  config: Any = choice.make(common.target_info(target, 0.0), length).config
   params = models.read_params(choice.model, config)
   if families.drafts_for(config) == 'spec_drafter':
     params = layers.with_cpu_copies(params, is_tied=True)
