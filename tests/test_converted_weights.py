@@ -108,7 +108,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
     for path, leaf in jax.tree.leaves_with_path(both)
     if path[-1].key in names
   }
-  kernels = shapes('kernel', layers.TRANSPOSED, layers.ROWS + 'kernel')
+  kernels = shapes('kernel', layers.TRANSPOSED)
   # A lookup converts the rows that it takes, in the fusion that takes them.
   kernels -= shapes('embedding')
   # Where a head has one query, as in a T5, it is multiplied in float32.
@@ -132,11 +132,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
     ('encoder-decoder', 'autoregressive'),
   ],
 )
-@pytest.mark.parametrize('has_rows', [False, True])
-def test_no_weight_is_converted_in_the_loop(
-  name, drafter, has_rows, monkeypatch
-):
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda: has_rows)
+def test_no_weight_is_converted_in_the_loop(name, drafter):
   is_tied = MODELS[name][0].is_tied
   params = layers.with_cpu_copies(bfloat16_params(name), is_tied=is_tied)
   assert converted_weights(name, drafter, params) == []
@@ -151,9 +147,11 @@ def test_converted_weights_are_seen(name):
 @pytest.mark.parametrize('name', MODELS)
 def test_a_single_row_reads_the_copies(name, prefix, monkeypatch):
   has_rows = prefix == layers.ROWS
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda: has_rows)
+  monkeypatch.setattr(layers, 'multiplies_rows', lambda _: has_rows)
   config, _ = MODELS[name]
   model, params = families.language_model(config), bfloat16_params(name)
+  if has_rows:
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
   copied = layers.with_cpu_copies(params, is_tied=config.is_tied)
   assert layers.num_params(copied) == layers.num_params(params)
   cache = toy.compiled(model).init(params, prompt_of(name), MAX_LEN)
@@ -175,3 +173,13 @@ def test_a_single_row_reads_the_copies(name, prefix, monkeypatch):
   # Rows serve several rows of activations, too; the copies in float32 do not.
   is_same = extend(doubled, 2) == extend(copied, 2)
   assert not is_same.all() if has_rows else is_same.all()
+
+
+@pytest.mark.parametrize('is_intel', [False, True])
+def test_rows_are_for_weights_beyond_a_cache(is_intel, monkeypatch):
+  monkeypatch.setattr(layers, 'is_intel', lambda: is_intel)
+  weights = lambda size: {'kernel': jax.ShapeDtypeStruct((size,), jnp.float32)}
+  assert layers.multiplies_rows({'decoder': weights(2**25)}) == is_intel
+  # An encoder runs once, so that its size does not count.
+  small = {'encoder': weights(2**25), 'decoder': weights(2**20)}
+  assert not layers.multiplies_rows(small)

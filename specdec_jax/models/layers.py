@@ -188,6 +188,8 @@ LOGITS = 'logits_dense'
 TRANSPOSED, FLOAT32, ROWS = 'transposed_embedding', 'float32_', 'rows_of_'
 # Rows of activations that are few, so that a kernel's rows are multiplied.
 _FEW = 16
+# Bytes of weights that stay in a CPU's caches from one call to the next.
+_CACHED = 64 * 2**20
 
 
 def _product(module: nn.Module, x: Array, kernel: Array, name: str) -> Array:
@@ -215,14 +217,11 @@ def _product(module: nn.Module, x: Array, kernel: Array, name: str) -> Array:
 def by_rows(x: Array, rows: Array) -> Array:
   """Computes `x @ rows.T` in float32, with `x` rounded to the dtype of `rows`,
   `[out, in]`, in the way that XLA:CPU multiplies fastest."""
-  x, is_single = x.astype(rows.dtype), x.size == x.shape[-1]
-  if rows.dtype == jnp.float32 and not is_single:
-    # [out, in] by [B, T, in] is [out, B, T].
-    return jnp.moveaxis(_dot(rows, x, (1, -1)), 0, -1)
-  if rows.dtype == jnp.float32 or not is_single:
+  x = x.astype(rows.dtype)
+  if x.size == x.shape[-1]:
     return _dot(x, rows, (-1, 1))
-  # One row, as two: else the weights are converted and multiplied in float32.
-  return _dot(jnp.repeat(x, 2, axis=0), rows, (-1, 1))[:1]
+  # [out, in] by [B, T, in] is [out, B, T].
+  return jnp.moveaxis(_dot(rows, x, (1, -1)), 0, -1)
 
 
 class Embed(nn.Module):
@@ -259,20 +258,24 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
 
   Applies to parameters of one dtype, except an encoder's. Kernels of one input
   are joined. Embeddings that the logits reuse (`is_tied`) get a transposed
-  copy. Where `multiplies_rows`, kernels get their rows, `[out, in]`. Elsewhere,
-  for single rows, kernels not in float32 get a float32 copy, and kernels with
-  more inputs than outputs a float32 transposed one. Packed weights are only
-  joined.
+  copy. Where `multiplies_rows`, kernels in float32 get their rows, `[out, in]`.
+  Elsewhere, for single rows, kernels not in float32 get a float32 copy, and
+  kernels with more inputs than outputs a float32 transposed one. Packed weights
+  are only joined.
   """
   if jax.default_backend() != 'cpu':
     return params
+  return _with_copies(params, is_tied, multiplies_rows(params))
+
+
+def _with_copies(params: Weights, is_tied: bool, has_rows: bool) -> Weights:
   # An encoder runs once per decode, so copies of its weights would not pay.
   copied = {}
   for name, value in params.items():
     if isinstance(value, dict) and name != 'encoder':
       if name in _ONE_INPUT:
         value = _join(value, _ONE_INPUT[name])
-      value = with_cpu_copies(value, is_tied=is_tied)
+      value = _with_copies(value, is_tied, has_rows)
     copied[name] = value
   if is_tied and 'embedding' in params and 'embedding' + SCALE not in params:
     copied.setdefault(TRANSPOSED, params['embedding'].T)
@@ -280,7 +283,7 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
     kernel = copied.get(name)
     if kernel is None or name + SCALE in copied:
       continue
-    if multiplies_rows():
+    if has_rows and kernel.dtype == jnp.float32:
       of_whole = name == TRANSPOSED and name not in params
       copied[ROWS + name] = params['embedding'] if of_whole else kernel.T
       continue
@@ -292,10 +295,18 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
   return copied
 
 
+def multiplies_rows(params: Weights) -> bool:
+  """Whether this machine multiplies a few rows of activations faster by the
+  rows of these kernels than by their columns: Intel's processors do, if the
+  weights are too large for a cache."""
+  leaves = jax.tree.leaves({**params, 'encoder': {}})
+  size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+  return size > _CACHED and is_intel()
+
+
 @functools.cache
-def multiplies_rows() -> bool:
-  """Tells whether this CPU multiplies a few rows of activations faster by the
-  rows of a kernel than by its columns: Intel's do, AMD's do not."""
+def is_intel() -> bool:
+  """Tells whether the processor is Intel's, as far as Linux says so."""
   try:
     return 'GenuineIntel' in Path('/proc/cpuinfo').read_text()
   except OSError:

@@ -188,7 +188,7 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
 )
 @pytest.mark.parametrize('has_rows', [False, True])
 def test_copied_embeddings_give_the_same_logits(name, has_rows, monkeypatch):
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda: has_rows)
+  monkeypatch.setattr(layers, 'multiplies_rows', lambda _: has_rows)
   model, params, cache = start(name)
   expected, _ = model.extend(params, tokens_of(3), cache)
   copied = layers.with_cpu_copies(params, is_tied=True)
@@ -211,7 +211,7 @@ def test_copied_embeddings_give_the_same_logits(name, has_rows, monkeypatch):
 def test_joined_kernels_give_the_same_logits(
   name, num_rows, has_rows, monkeypatch
 ):
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda: has_rows)
+  monkeypatch.setattr(layers, 'multiplies_rows', lambda _: has_rows)
   model, params, cache = start(name)
   cache = jax.tree.map(lambda leaf: leaf[:num_rows], cache)
   tokens = tokens_of(1)[:num_rows]
