@@ -11,8 +11,8 @@ _CHOICES = NoDrafter | PromptLookup | DraftModel
 
 
 def settled(decoder: Decoder, width: int | None) -> Decoder:
-  """Returns a decoder with a given gamma: if nobody gave one, for beams without
-  drafts, unless they have a width."""
+  """Returns a decoder with a fixed gamma. One that was not given is that of
+  beams without drafts, unless drafts have a width."""
   length = decoder.length
   if not isinstance(length, Auto) or length.usual is None:
     return decoder

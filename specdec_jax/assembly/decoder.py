@@ -333,8 +333,8 @@ def _made(
 
 
 def _fitting(length: Length, is_free: bool, limit: int) -> Length:
-  """Makes a gamma that nobody gave a number where it is not free; else no wider
-  draft is tried than has room."""
+  """Fits a gamma that was not given: to a fixed one if texts would depend on
+  the choice, otherwise to trials of drafts that have room."""
   if not isinstance(length, Auto) or length.usual is None:
     return length
   gammas = tuple(gamma for gamma in length.gammas if gamma < limit)

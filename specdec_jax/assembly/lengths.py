@@ -159,7 +159,7 @@ def depth(length: Length) -> int:
 
 
 def usual(length: Length) -> Length:
-  """Makes a gamma that nobody gave the number that serves unmeasured."""
+  """Fixes a gamma that was not given to the one that is used unmeasured."""
   if isinstance(length, Auto) and length.usual is not None:
     return Fixed(length.usual)
   return length

@@ -64,7 +64,7 @@ class Settings:
 
   def refuse_others(self, without_effect: Collection[str]) -> None:
     """Raises ValueError for a key, of any section, that was never read and is
-    not one of `without_effect`: it may describe what nobody computes."""
+    not one of `without_effect`: it may describe what is not computed."""
     for key, value in self.values.items():
       name = f'{self.section}{key}'
       if value is None or key in without_effect:

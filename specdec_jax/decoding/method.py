@@ -8,7 +8,7 @@ from specdec_jax.decoding.state import EosId
 from specdec_jax.drafters.stateless import none
 from specdec_jax.verification.speculative_sampling import speculative_sampling
 
-_NOBODY = none()
+_NO_DRAFTER = none()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Method:
   """
 
   target: LanguageModel
-  drafter: Drafter = _NOBODY
+  drafter: Drafter = _NO_DRAFTER
   verify_fn: VerifyFn = speculative_sampling
   logits_to_probs: LogitsToProbsFn
   eos_id: EosId

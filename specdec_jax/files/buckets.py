@@ -1,9 +1,9 @@
 """Paths of Google Cloud Storage: etils' epath, over gcsfs.
 
-Imported when the first such path is met (`paths.user_path`). An object appears
-when it is complete, is seen at once by everybody, and is replaced whole: what
-is written here in one call needs no partial file and no rename. Folders are
-prefixes of names, which are there as long as an object is below them.
+Imported when the first such path is met (`paths.user_path`). An object appears,
+on all hosts at once, when it is complete, and is replaced whole: what is
+written here in one call needs no partial file and no rename. Folders are
+prefixes of names, which exist as long as an object is below them.
 """
 
 import asyncio

@@ -30,6 +30,6 @@ def writable_folder() -> Path | None:
     cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     folder = Path(cache_home) / 'specdec_jax'
     folder.mkdir(parents=True, exist_ok=True)
-  except (OSError, RuntimeError):  # The latter: nobody's home is known.
+  except (OSError, RuntimeError):  # RuntimeError: no home folder is known.
     return None
   return folder if os.access(folder, os.W_OK) else None

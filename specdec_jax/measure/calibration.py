@@ -253,9 +253,9 @@ def _init(
   max_len: int,
 ) -> tuple[DecodeState, list[Any]]:
   """Makes the state of a loop without drafts, and those of the drafters."""
-  nobody = dataclasses.replace(method, drafter=_NOTHING)
+  undrafted = dataclasses.replace(method, drafter=_NOTHING)
   state = speculative.init(
-    params, rng_key, prompt, method=nobody, max_len=max_len
+    params, rng_key, prompt, method=undrafted, max_len=max_len
   )
   own, cache = [], state.target_cache
   for drafter, weights in zip(drafters, params.drafter, strict=True):
