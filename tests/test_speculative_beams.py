@@ -223,7 +223,10 @@ def test_not_a_number_stops_its_row_at_the_same_step(num_beams):
   assert min(stopped) < len(PROMPTS)
 
 
-NETWORKS = ['llama, later', 'T5 1.1', 'T5Gemma']
+NETWORKS = [
+  *('llama, later', 'T5 1.1', 'T5Gemma'),
+  *('llama, later, int8 cache', 'T5 1.1, int8 cache'),
+]
 
 
 @slow.parametrize('name', NETWORKS, now=['llama, later'])

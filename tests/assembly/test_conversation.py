@@ -19,9 +19,13 @@ def folder(tmp_path_factory) -> str:
   return tiny.write_model(path, max_positions=512)
 
 
-@pytest.fixture(scope='module')
-def decoder(folder):
-  return specdec_jax.load(folder, drafter='prompt_lookup', gamma=2)
+@pytest.fixture(
+  scope='module', params=[None, pytest.param('int8', marks=pytest.mark.slow)]
+)
+def decoder(folder, request):
+  return specdec_jax.load(
+    folder, cache_dtype=request.param, drafter='prompt_lookup', gamma=2
+  )
 
 
 @pytest.fixture
