@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax import keys
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.sampling import LIMITS, NAMES, Options, Sampling
+from specdec_jax.assembly.sampling import NAMES, Options, Sampling, overriding
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
@@ -105,10 +105,7 @@ class DecodeSettings(Options):
 
   def of_text(self, i: int) -> 'DecodeSettings':
     """Returns the settings of one text; ValueError if one is out of range."""
-    own = self.texts[i] if self.texts else {}
-    # A greedy text takes none of the limits that are meant for its neighbours.
-    if own.get('temperature') == 0:
-      own = {**dict.fromkeys(LIMITS), **own}
+    own = overriding(self.texts[i] if self.texts else {})
     return dataclasses.replace(self, texts=(), **own)
 
   @property
@@ -123,9 +120,7 @@ class DecodeSettings(Options):
     nothing; ValueError if a value is out of range, or has no effect."""
     values = {name: getattr(self, name) for name in NAMES}
     given = {name: x for name, x in values.items() if x is not None}
-    if self.temperature == 0:
-      given = dict.fromkeys(LIMITS) | given
-    made = dataclasses.replace(usual, **given)
+    made = dataclasses.replace(usual, **overriding(given))
     made.check_is_used()
     made.check_has_room('max_new_tokens', self.max_new_tokens)
     return made

@@ -64,6 +64,13 @@ def check_names(given: Iterable[str]) -> None:
       )
 
 
+def overriding(own: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns settings that override others; those of a greedy text also clear
+  the limits, which are meant for its neighbours."""
+  limits = LIMITS if own.get('temperature') == 0 else ()
+  return {**dict.fromkeys(limits), **own}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(Options):
   """`Options`, checked."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec_jax.assembly import option_fields, processing, running
 from specdec_jax.assembly import sampling as sampling_lib
-from specdec_jax.assembly.sampling import LIMITS, Drawing, Sampling
+from specdec_jax.assembly.sampling import Drawing, Sampling, overriding
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
 from specdec_jax.launch.spelling import did_you_mean
@@ -100,11 +100,9 @@ def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
     if unknown := sorted(set(own) - set(names)):
       hint = did_you_mean(unknown[0], names)
       raise ValueError(f'{unknown[0]!r} is no setting of an example{hint}')
-    # A greedy text takes none of the limits that are meant for its neighbours.
-    if own.get('temperature') == 0:
-      own = {**dict.fromkeys(LIMITS), **own}
     try:
-      made[example.settings] = sampling = dataclasses.replace(usual, **own)
+      sampling = dataclasses.replace(usual, **overriding(own))
+      made[example.settings] = sampling
       sampling.check_is_used()
     except (TypeError, ValueError) as error:
       raise ValueError(f'example {i}: {error}') from error
