@@ -84,9 +84,9 @@ def load(
     **options: fields of the drafter and of the rule, such as `gamma`,
       `max_ngram` or `lenience`, `typical_p`, and fields of
       `assembly.processing.Processing`, such as `repetition_penalty`. Without
-      `gamma` it is chosen: what was measured to be fastest on this machine, by
-      the first of many texts or an earlier run, else plain decoding.
-      `Completion.gamma` tells what served a text, `Decoder.gammas` why.
+      `gamma` it is the one that was fastest on this machine, for the first of
+      many texts or in an earlier run, and if none was measured, plain decoding;
+      `Completion.gamma` is what served a text, `Decoder.gammas` has the reason.
 
   Raises:
     ValueError: if a model cannot be had, the choices do not fit together, or
@@ -190,8 +190,8 @@ def generate(
     texts: the prompts; each a string, or a conversation: a list of messages
       such as `{'role': 'user', 'content': ...}`.
     max_new_tokens: per text, at most.
-    temperature: as all limits below of `load`, where None leaves it; above 0
-      needs a second program if `load` was told 0.
+    temperature: 0 is greedy; None, here and for the limits below, is what
+      `load` was told. Above 0 needs a second program if that was 0.
     top_k: keeps the k likeliest tokens.
     top_p: keeps the likeliest with this much mass.
     min_p: keeps tokens with at least this share of the likeliest's probability.
@@ -203,9 +203,9 @@ def generate(
       text has the draws that it would have alone.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
-    top_logprobs: how many of the likeliest tokens completions have in each
-      place, with log-probabilities before and after all that changes them; the
-      target reads each text once more for it.
+    top_logprobs: how many of the likeliest tokens completions list for each
+      position, with log-probabilities before and after processors and limits;
+      the target reads each text once more for it.
     **processors: `typical_p`, and fields of `assembly.processing.Processing`,
       which change logits by the text before them, such as `repetition_penalty`.
 
@@ -310,7 +310,7 @@ def stream(
   until it is not.
 
   Returns:
-    What gives the pieces, and after the last of them `completion`.
+    A stream that yields the pieces; then its `completion` has all of it.
   """
   sampling_lib.check_names(options)
   inputs = _prompts([text], tools, chat=chat)

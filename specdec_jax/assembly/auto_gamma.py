@@ -64,8 +64,9 @@ def settled(
   settings: running.DecodeSettings,
   say: Callable[[str], None] = _log.info,
 ) -> Decoder:
-  """Returns a decoder whose gamma is a number: itself, or what is known; for
-  what is not, plain decoding. `say` gets a sentence of it."""
+  """Returns a decoder whose gamma is a number: itself, or one with the known
+  gamma, or plain decoding if none is known. `say` gets a sentence on the
+  choice."""
   if not decoder.is_auto:
     return decoder
   choice = known(decoder, settings) or trials.unmeasured()
@@ -76,8 +77,9 @@ def settled(
 def outputs(
   decoder: Decoder, batches: Sequence[Batch], settings: running.DecodeSettings
 ) -> Iterator[tuple[Decoder, DecodeOutput]]:
-  """Decodes batches, each with the decoder that served it: that of a gamma that
-  is given, or of the one that the first batches, or earlier ones, chose."""
+  """Decodes batches, each with the decoder of a given gamma, or of the one that
+  the first batches, or earlier ones, chose; yields the output and that
+  decoder."""
   size = trials.num_batches_of_turn(settings.num_rows)
   first = size * trials.num_turns(decoder.tried_gammas)
   # What may stop at a string is decoded iteration by iteration.
@@ -102,9 +104,9 @@ def choose(
   """Chooses the gamma for batches of one shape, which the decoder then keeps.
 
   Also returns the outputs of the batches that were decoded to find it, each
-  with its decoder. With `is_worth_it` what is known holds, and only as much is
-  tried as the batches are worth; else all is, on the same batches again and
-  again if they are few.
+  with its decoder. With `is_worth_it` a known choice is kept, and trials end
+  where the batches are too few to repay them; otherwise all gammas are tried,
+  on the same batches repeatedly if they are few.
   """
   key = settings.num_rows, settings.num_devices
   found: list[tuple[Decoder, DecodeOutput]] = []

@@ -1,4 +1,4 @@
-"""Texts that must match a grammar: from users' words to arrays."""
+"""Grammars that texts must match: from options to arrays."""
 
 import dataclasses
 import json

@@ -233,7 +233,7 @@ def _find_bucket(bucket: str) -> None:
 
 @contextlib.contextmanager
 def explained(path: object) -> Iterator[None]:
-  """Makes `refusal`s of what the block raises; leaves all else."""
+  """Turns what the block raises into `refusal`s; leaves all else."""
   try:
     yield
   except Exception as error:

@@ -89,8 +89,8 @@ class Gammas:
   def choose(
     self, decode: Callable[[int], Sequence[trials.Visit]]
   ) -> ChosenGamma | None:
-    """Returns the choice; the first examples are decoded to make it where that
-    is worth it, turn by turn."""
+    """Returns the choice, if need be by decoding the first examples in turns,
+    as long as that is worth it."""
     is_plain = self.choice is not None and not self.choice.gamma
     if is_plain or not (self.is_open and self.is_long):
       return self.choice

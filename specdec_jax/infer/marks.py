@@ -62,7 +62,8 @@ class Mark:
 
   @classmethod
   def from_json(cls, text: str) -> 'Mark':
-    """Reads it; ValueError, TypeError or KeyError if it is something else."""
+    """Reads the text of a mark; ValueError, TypeError or KeyError if it is
+    none."""
     record = dict(json.loads(text))
     # These two decide whether a chunk is done: without them it is no mark.
     int(record['examples_digest'], 16)

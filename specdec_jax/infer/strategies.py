@@ -1,6 +1,8 @@
 """What can be done with examples: decode them in the refilled loop, search with
-beams, or score their targets. Each is one bundle of functions; and what it
-takes of every chip, from shapes alone."""
+beams, or score their targets; each is one bundle of functions.
+
+`footprint` computes, from shapes alone, what a job takes of every chip.
+"""
 
 import contextlib
 import dataclasses

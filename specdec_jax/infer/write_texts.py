@@ -76,8 +76,8 @@ def write(
   folder: str,
   say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-  """Writes a text after each prompt, on one device; a folder that was begun is
-  gone on with, and gets the bytes that it would have had.
+  """Writes a text after each prompt, on one device; goes on in a folder that
+  was begun, with the same bytes as an uninterrupted run.
 
   `say` is told of every part. Raises ValueError if the folder is of other
   settings, a prompt is too long, or the model's logits are NaN.

@@ -25,7 +25,7 @@ SHIPPED = (
 
 
 def shipped_names(folder: str = '') -> list[str]:
-  """Names of the gin files of this package, such as `runs/infer.gin`."""
+  """Lists the gin files of this package by name, such as `runs/infer.gin`."""
   found = sorted((SHIPPED / folder).rglob('*.gin'))
   return [path.relative_to(SHIPPED).as_posix() for path in found]
 
@@ -120,7 +120,8 @@ def _in_packages(path: Path) -> Iterator[Path]:
 
 
 def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:
-  """Names like that of a file which is not there, or all of its folder."""
+  """Names the files whose names are like that of a missing one, or all of its
+  folder."""
   beside = dict.fromkeys(
     str(path.parent / each.name)
     for candidate in candidates

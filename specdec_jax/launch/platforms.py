@@ -25,8 +25,8 @@ def answer_libtpu() -> None:
 
 
 def hush_libtpu() -> None:
-  """Does so where jax found no chip and there is no device of one: otherwise it
-  prints six lines before jax goes on without it."""
+  """Answers libtpu's questions where jax found no chip and there is no device
+  of one: otherwise it prints six lines before jax goes on without it."""
   devices = [*glob.glob('/dev/accel*'), *glob.glob('/dev/vfio/[0-9]*')]
   if os.environ.get('TPU_SKIP_MDS_QUERY') == '1' and not devices:
     answer_libtpu()

@@ -44,9 +44,9 @@ def read_on(
   reading: Reading,
   tokens: Sequence[int],
 ) -> tuple[Reading, int | None]:
-  """Reads further tokens of a row, up to the one that completes a string: the
-  new reading, from `Reading()` on, and how many were read if a string is
-  complete."""
+  """Reads further tokens of a row, up to the one that completes a string;
+  returns the new reading, from `Reading()` on, and how many tokens were read if
+  a string is complete."""
   longest = max(map(len, stops))
   for i, token in enumerate(tokens):
     if token in vocabulary.eos_ids:

@@ -241,7 +241,8 @@ def _collective_seconds(
 
 
 def tree_bytes(tree: Any) -> int:
-  """Bytes of a tree of arrays or shapes on one chip, by their shardings."""
+  """Counts the bytes of a tree of arrays or shapes on one chip, by
+  shardings."""
 
   def num_bytes(leaf: Any) -> int:
     sharding = getattr(leaf, 'sharding', None)

@@ -173,7 +173,7 @@ class Program:
     )
 
   def _memory_bytes(self, within: str, instruction: Instruction) -> float:
-    """Bytes that cross between main memory and the chip."""
+    """Counts the bytes that cross between main memory and the chip."""
     operands = [
       self.computations[within].get(name) for name in instruction.operands
     ]
@@ -219,8 +219,8 @@ class Program:
     return next(i for i in self.computations[body].values() if i.is_root)
 
   def _read(self, body: str, name: str) -> float:
-    """Bytes of a fusion's parameter, or of what it is renamed to, that the
-    fusion looks at."""
+    """Counts the bytes that a fusion reads of a parameter, or of what it is
+    renamed to."""
     if self.computations[body][name].is_root:  # A mere renaming: all of it.
       return math.inf
     # Two slices of one operand may overlap: the sum is then too high, and the
@@ -242,7 +242,7 @@ class Program:
     return total
 
   def _written(self, body: str, root: Instruction) -> float:
-    """Bytes of a fusion's result that it really writes."""
+    """Counts the bytes of a fusion's result that it really writes."""
     inside = self.computations[body]
     if root.opcode == 'tuple':
       return sum(self._written(body, inside[name]) for name in root.operands)

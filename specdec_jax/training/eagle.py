@@ -204,7 +204,7 @@ def target_states(
 
 def target_log_probs(rows: Array, x: Array, normalizer: Array) -> Array:
   """Computes the target's log-probabilities of the tokens whose `rows` these
-  are, float32 `[..., V_draft]`; the others of `target_states`."""
+  are, float32 `[..., V_draft]`, from what `target_states` returns."""
   # At most 0 but for rounding; meaningless ones would overflow.
   logits = _product('...d,vd->...v', x, rows)
   return jnp.minimum(logits - normalizer[..., None], 0.0)

@@ -105,8 +105,8 @@ class Checkpoints:
     return sorted(self.manager.all_steps())
 
   def save(self, run: Run) -> None:
-    """Writes one for the run's step, complete or not at all; OSError if the
-    disk is full, with earlier checkpoints untouched."""
+    """Writes a checkpoint of the run's step, complete or not at all; OSError if
+    the disk is full, with earlier checkpoints untouched."""
     ocp = orbax.import_orbax()
     tree = _as_tree(run)
     with full_disk.named(self.folder, tree):
@@ -115,8 +115,8 @@ class Checkpoints:
       self.manager.wait_until_finished()
 
   def restore(self, like: Run, step: int) -> Run:
-    """Reads one, laid out over the devices as `like` is; ValueError if it does
-    not hold what `like` does."""
+    """Reads a checkpoint, laid out over the devices as `like`; ValueError if it
+    does not hold what `like` does."""
     expected = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       _as_tree(like),
@@ -136,7 +136,8 @@ class Checkpoints:
     return Run(**tree | {'rng_key': jax.random.wrap_key_data(tree['rng_key'])})
 
   def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
-    """Reads the newest that can be read; None if there is none at all.
+    """Reads the newest checkpoint that can be read; None if there is none at
+    all.
 
     Newer ones are then damaged, and are moved out of the way, so that the run
     can write those steps again; `say` is told of each. ValueError if there are

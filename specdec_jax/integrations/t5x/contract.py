@@ -58,8 +58,8 @@ def check_causal(model: Any) -> None:
 
 
 def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
-  """T5X's model, its parameters and the encoder's tokens; ValueError unless the
-  step is the partial method that T5X passes, of a causal model."""
+  """Returns T5X's model, its parameters and the encoder's tokens; ValueError
+  unless the step is the partial method that T5X passes, of a causal model."""
   # T5X passes `partial(model._compute_logits_from_slice, params=..., ...)`.
   keywords = getattr(tokens_to_logits, 'keywords', {})
   model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)

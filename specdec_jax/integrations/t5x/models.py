@@ -181,7 +181,8 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
 def _split(
   stock: type, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], decoding.Settings, Any]:
-  """T5X's own arguments, the settings, and the draft model's network."""
+  """Returns T5X's own arguments, the settings, and the draft model's
+  network."""
   # What gin binds for T5X's class counts here where nothing else is given;
   # `decode_fn` says how to sample.
   signature = inspect.signature(stock)

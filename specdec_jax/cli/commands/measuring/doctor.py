@@ -59,7 +59,7 @@ def run(_: argparse.Namespace) -> int:
 
 
 def _packages() -> list[str]:
-  """Prints versions; what to install for the rest."""
+  """Prints versions, and what to install for packages that are missing."""
   hints = []
   for group, packages in _PACKAGES.items():
     versions = {name: _version(name) for name in packages}
