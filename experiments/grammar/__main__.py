@@ -158,7 +158,7 @@ def extraction(num_people: int, temperature: float) -> Table:
     'smollm2-135m',
     people,
     json_schema=PERSON,
-    max_new_tokens=128,
+    max_new_tokens=192,  # Drawn texts, too, are to end by themselves.
     chat=True,
     temperature=temperature,
   )

@@ -23,8 +23,8 @@ from specdec_jax.text.vocabularies import AnyVocabulary, package_errors
 MAX_BYTES = 32 * 2**20
 _MOST = 2**16  # States or classes, in 16 bits.
 _START = 1  # The state of an empty text; see `base.Grammar`.
-# Tokens among which one text alone is looked for, and bytes of that text.
-_FEW, _LONG = 64, 64
+# Bytes of a text that is looked for where it alone may come.
+_LONG = 64
 # Follows each text while its grammar is compiled: no character, and in none.
 _END = '\U0010ffff'
 
@@ -77,7 +77,7 @@ def compiled(pattern: str, vocabulary: AnyVocabulary) -> base.Grammar:
     table[end - 1] = 0
   classes, table = _trimmed(classes, table)
   _check_size(*table.shape)
-  guesses = _guesses(classes, table, texts, vocabulary)
+  guesses = _guesses(classes, table, steps, is_end, texts, vocabulary)
   made: base.Arrays = {
     'classes': classes.astype(np.uint16),
     'next': table.astype(np.uint16),
@@ -176,7 +176,10 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   ends: np.ndarray = np.arange(len(steps))
   for byte in _END.encode():
     ends = steps[ends, byte]
-  return np.where(is_last[steps], 0, steps), is_last[ends]
+  is_end = is_last[ends]
+  for _ in _END.encode():  # Leads nowhere else, byte by byte from the last on.
+    steps[(~steps.any(axis=1) & ~is_end)[steps]] = 0
+  return steps, is_end
 
 
 def _bytes_of(pattern: str) -> set[int]:
@@ -248,36 +251,33 @@ def _trimmed(
 def _guesses(
   classes: np.ndarray,
   table: np.ndarray,
+  steps: np.ndarray,
+  is_end: np.ndarray,
   texts: Sequence[bytes],
   vocabulary: AnyVocabulary,
 ) -> np.ndarray:
-  """The token that is likeliest to come where one text alone may, -1 elsewhere.
+  """Finds the likeliest token where all tokens begin one text; -1 elsewhere.
 
   After '{"' the text `name":` may be spelled n|ame, name|":, and so on: the
   vocabulary's own spelling is the likeliest, else the longest token.
   """
+  lengths = np.array([*map(len, texts)])
+  ids = np.argsort(lengths, kind='stable')
+  longest = np.zeros(table.shape[1], np.int64)
+  longest[classes[ids]] = ids  # Of each class, the last that is written.
+  reach = np.where(table != 0, lengths[longest], -1)
+  # States behind which one byte alone may come, or nothing but the end.
+  is_forced = np.count_nonzero(steps, axis=1) + is_end == 1
   guesses = np.full(len(table), -1, np.int32)
-  by_class = [np.flatnonzero(classes == c) for c in range(table.shape[1])]
-  num_tokens = (table != 0) @ np.array([*map(len, by_class)])
-  for state in np.flatnonzero((num_tokens > 0) & (num_tokens <= _FEW)):
-    ids = [int(i) for c in np.flatnonzero(table[state]) for i in by_class[c]]
-    longest = max(ids, key=lambda i: len(texts[i]))
-    text = texts[longest]
-    # Texts that a longer one begins with are not another text; an end is.
-    is_one = all(texts[i] and text.startswith(texts[i]) for i in ids)
-    # Behind an end there is nothing but the end.
-    is_last = table[state, classes[longest]] == state
-    if (is_one or len(ids) == 1) and not is_last:
-      guesses[state] = longest
-  for state in np.flatnonzero(guesses >= 0):
+  for state in np.flatnonzero(is_forced & (reach[:-1] >= 0).any(axis=1)):
     text, at = b'', state
-    while len(text) < _LONG and guesses[at] >= 0 and texts[guesses[at]]:
-      text += texts[guesses[at]]
-      at = table[at, classes[guesses[at]]]
-    try:
-      own = vocabulary.encode(text.decode(), add_special_tokens=False)
-    except UnicodeDecodeError:
-      continue
-    if own and table[state, classes[own[0]]]:
-      guesses[state] = own[0]
+    while len(text) < _LONG and is_forced[at] and not is_end[at]:
+      byte = int(steps[at].argmax())
+      text, at = text + bytes([byte]), steps[at, byte]
+    token = longest[reach[state].argmax()]
+    if lengths[token] <= len(text):
+      readable = text.decode(errors='ignore')
+      own = vocabulary.encode(readable, add_special_tokens=False)
+      is_allowed = own and table[state, classes[own[0]]]
+      guesses[state] = own[0] if is_allowed else token
   return guesses

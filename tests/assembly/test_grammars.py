@@ -96,6 +96,17 @@ def test_every_spelling_of_a_text_may_come(decoder):
         assert made.next[state, made.classes[vocabulary.eos_ids[0]]], text
 
 
+def test_guesses_spell_the_only_text_as_usual(decoder):
+  own, pair = _vocabularies(decoder)
+  # Behind a, a text may end: ab is one of two.
+  assert grammars.compiled('a|ab', own).guesses[1] == -1
+  made = grammars.compiled('(in|the): ', pair)
+  [token] = pair.encode('in', add_special_tokens=False)
+  guess = made.guesses[made.next[1, made.classes[token]]]
+  # Not the byte, which is a token as well.
+  assert pair.tokens()[guess] == ':'
+
+
 @pytest.mark.parametrize(
   ('schema', 'texts', 'others'),
   [
