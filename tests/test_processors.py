@@ -78,6 +78,12 @@ OF_PROMPTS = _told(
 ).processors
 
 
+def test_an_ngram_for_which_no_text_has_room_takes_no_time():
+  ways = [Processing(no_repeat_ngram_size=size) for size in (2**31 - 1, 6)]
+  prompt = toy.prompt([(0, 2), (0, 2)], max_lengths=[6, 6])
+  assert _told(ways, prompt).processors.ngram_size.tolist() == [0, 6]
+
+
 def _drafter(rule: str):
   to_probs = logits.standardize()
   if rule == 'traversal':

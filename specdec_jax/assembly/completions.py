@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from specdec_jax.assembly import constraints
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.log_probs import Scored, Top
 from specdec_jax.assembly.running import Iterations, Show
@@ -94,16 +95,22 @@ def of_row(
 def error_of_row(
   batch: Batch, output: DecodeOutput, row: int, num_samples: int = 1
 ) -> str | None:
-  """Says that a row ended since its logits were NaN; None if it did not."""
-  if not output.has_nan[row]:
+  """Says that a row ended since its logits were NaN, or that its settings left
+  no token; None if neither is so."""
+  start = int(batch.prompt.decoder_lengths[row])
+  tokens = output.tokens[row, start : int(output.lengths[row])].tolist()
+  num_new = constraints.num_allowed(batch.prompt.grammar, row, tokens)
+  reason = (
+    'other settings, such as min_new_tokens, left no token that its grammar '
+    'allows, and what follows does not match'
+  )
+  if output.has_nan[row]:
+    reason = 'the logits were not numbers (NaN), and its decoding stopped'
+  elif num_new == len(tokens):
     return None
   # Row ids count samples: with 2 of each, rows 4 and 5 are of prompt 3.
   number = int(batch.prompt.row_ids[row]) // num_samples + 1
-  num_new = int(output.lengths[row] - batch.prompt.decoder_lengths[row])
-  return (
-    f'prompt {number}: after {num_new} new tokens the logits were not numbers '
-    '(NaN), and its decoding stopped'
-  )
+  return f'prompt {number}: after {num_new} new tokens {reason}'
 
 
 class Stream:

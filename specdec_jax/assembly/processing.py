@@ -16,12 +16,14 @@ from specdec_jax.launch.numbers import literal
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _MOST = 2**31 - 1
+# Of float32: what is larger would be infinite.
+_LARGEST = float(np.finfo(np.float32).max)
 Packer = Callable[[Sequence[int], base.Prompt], base.Prompt]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, least: float = -_LARGEST) -> bool:
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  return is_number and math.isfinite(value)
+  return is_number and least <= value <= _LARGEST
 
 
 def _is_id(value: object) -> bool:
@@ -43,7 +45,7 @@ def _are_biases(biases: Any) -> bool:
     isinstance(pair, list | tuple)
     and len(pair) == 2
     and _are_sequences(pair[:1])
-    and (_is_number(pair[1]) or pair[1] == -math.inf)
+    and _is_number(pair[1], -math.inf)
     for pair in _pairs(biases)
   )
 
@@ -221,8 +223,13 @@ def packer(
     if encoded is not None:  # Id 0 is padding.
       nothing = np.int32(processors.NONE)
       encoded = encoded + nothing * (encoded == 0).astype(np.int32)
+    # No text has room for a longer n-gram, and each id of one takes time.
+    limits = prompt.max_lengths
+    fitting = lambda size: size * (size <= limits).astype(np.int32)
     rows = dataclasses.replace(
       rows,
+      ngram_size=fitting(rows.ngram_size),
+      encoder_ngram_size=fitting(rows.encoder_ngram_size),
       encoder_tokens=encoded,
       until=rows.until - is_whole * lengths[:, None],
       forced_at=rows.forced_at + ends,

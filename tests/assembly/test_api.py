@@ -229,6 +229,8 @@ def test_some_texts_may_have_none_of_a_setting_that_is_a_list(decoder):
     ({'bad_words_ids': [[]]}, 'bad_words_ids'),
     ({'logit_bias': {'a': 1.0}}, "logit_bias.*'a'"),
     ({'logit_bias': {5: float('inf')}}, 'logit_bias.*inf'),
+    ({'logit_bias': {5: 1e300}}, 'logit_bias.*1e.300'),
+    ({'repetition_penalty': 1e300}, 'repetition_penalty.*1e.300'),
   ],
 )
 def test_wrong_settings_are_said_at_once(decoder, options, message):

@@ -164,6 +164,19 @@ def test_what_is_forced_takes_fewer_runs(folder, decoder):
 
 
 @pytest.mark.parametrize(
+  'more',
+  [{'min_new_tokens': 6}, {'suppress_tokens': [2], 'temperature': [0, 1]}],
+)
+def test_settings_that_leave_no_token_are_told(decoder, more):
+  texts = specdec_jax.generate(
+    decoder, ['in', 'ab'], regex=[None, '(ab){2}'], max_new_tokens=8, **more
+  )
+  assert next(texts).tokens
+  with pytest.raises(ValueError, match='prompt 2: after'):
+    next(texts)
+
+
+@pytest.mark.parametrize(
   ('way', 'message'),
   [
     ({'regex': 'a(?=b)'}, r"regex 'a\(.*': this grammar cannot be compiled"),
