@@ -3,6 +3,7 @@ keyword argument of `specdec_jax.load`, and a gin parameter, all of one name."""
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -35,13 +36,16 @@ def options_of(choice: type) -> dict[str, dataclasses.Field]:
 
 
 def plain(value: Any) -> Any:
-  """Converts numbers, lists and dicts, also of numpy or jax, to Python's."""
+  """Converts numbers, lists and dicts, also of numpy or jax, to Python's, and
+  paths to texts; other values stay."""
   value = value.tolist() if hasattr(value, 'tolist') else value
+  value = os.fspath(value) if isinstance(value, os.PathLike) else value
   if isinstance(value, Mapping):
     # A sequence of ids that is a key stays one.
     key = lambda x: tuple(map(plain, x)) if isinstance(x, tuple) else plain(x)
     return {key(name): plain(x) for name, x in value.items()}
-  is_list = isinstance(value, list | tuple | range)
+  # A named tuple, such as a `Schedule`, is no list.
+  is_list = type(value) in (list, tuple, range)
   return [*map(plain, value)] if is_list else value
 
 

@@ -20,6 +20,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import from_flags
+from specdec_jax.drafters import schedules
 from specdec_jax.measure import trials
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import TextStream
@@ -379,6 +380,15 @@ def test_choices_may_be_those_of_numpy(folder):
   assert made.at(np.int32(2)) is not None
   counts = {'batch_size': np.int64(2), 'max_new_tokens': np.int64(1)}
   specdec_jax.generate(made, TEXTS[:2], top_logprobs=np.int32(1), **counts)
+
+
+def test_options_may_be_paths_and_bundles_of_functions(folder, tmp_path):
+  path, schedule = tmp_path / 'text.txt', schedules.heuristic()
+  path.write_text('the in ab')
+  made = specdec_jax.load(folder, draft_model=folder, schedule=schedule)
+  assert made.length.schedule is schedule
+  made = specdec_jax.load(folder, drafter='suffix', suffix_text=path)
+  assert made.params.drafter.tokens.max() > 0
 
 
 def test_all_names_can_be_completed():
