@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from specdec_jax.assembly import decoder, models, packing, running
@@ -172,11 +172,7 @@ def prepared(
   lines, how = prompts.read(args.prompt, args.prompts), settings(args)
   texts = [line.text for line in lines]
   if num_samples is None:
-    for line in lines:
-      if given := [name for name in running.PER_TEXT if name in line.fields]:
-        raise ValueError(
-          f'{line.place}: {given[0]} of one line is for generate alone'
-        )
+    texts = texts_alone(lines)
   else:
     own = [_fields(line, how, chosen.sampling, num_samples) for line in lines]
     how = dataclasses.replace(how, texts=own if any(own) else ())
@@ -189,6 +185,17 @@ def prepared(
     # No device gets only rows that fill the batch.
     how = how.for_rows(len(texts) * num_samples)
   return made, packing.pack(made, texts, how, num_samples or 1), how
+
+
+def texts_alone(lines: Sequence[prompts.Line]) -> list[prompts.Text]:
+  """Returns the texts of prompts; ValueError for a line that has settings of
+  its own, which would be ignored."""
+  for line in lines:
+    if given := [name for name in running.PER_TEXT if name in line.fields]:
+      raise ValueError(
+        f'{line.place}: {given[0]} of one line is for generate alone'
+      )
+  return [line.text for line in lines]
 
 
 def _fields(

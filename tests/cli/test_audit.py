@@ -36,5 +36,14 @@ def test_samples_follow_the_model_and_lenient_ones_do_not(audit, tmp_path):
   assert result.out.startswith('REJECTED')
 
 
+def test_settings_of_one_line_are_not_ignored(run, tmp_path):
+  path = tmp_path / 'prompts.jsonl'
+  path.write_text('{"prompt": "a"}\n{"prompt": "b", "top_k": 3}\n')
+  words = 'prompts.jsonl, line 2: top_k of one line is for generate alone'
+  assert_refused(run('audit', '--prompts', path), words)
+  write = ('data', 'write', '--model', 'x', '--out', tmp_path / 'out')
+  assert_refused(run(*write, '--prompts', path), words)
+
+
 def test_greedy_tokens_are_for_bench(audit):
   assert_refused(audit('--temperature', '0'), 'bench')

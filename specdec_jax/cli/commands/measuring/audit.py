@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
       'greedy ones'
     )
   outputs.check({'--json': args.json}, {'--prompts': args.prompts})
-  texts = [line.text for line in prompts.read(args.prompt, args.prompts)]
+  texts = from_flags.texts_alone(prompts.read(args.prompt, args.prompts))
   settings = from_flags.settings(args)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)

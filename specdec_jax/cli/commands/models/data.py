@@ -200,7 +200,7 @@ def _write(args: argparse.Namespace) -> int:
   """write texts after prompts, with what the model computed: EAGLE heads need
   them. The same command goes on where it was stopped"""
   compilation_cache.enable()
-  texts = [line.text for line in prompts.read(None, args.prompts)]
+  texts = from_flags.texts_alone(prompts.read(None, args.prompts))
   writing = from_flags.named(write_texts.Writing, args, prompts=texts)
   model = Model(checkpoint=args.model, dtype=args.dtype)
   write_texts.write(
