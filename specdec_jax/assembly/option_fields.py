@@ -2,7 +2,6 @@
 keyword argument of `specdec_jax.load`, and a gin parameter, all of one name."""
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -54,7 +53,7 @@ def check_types(choice: Any, given: Mapping[str, Any]) -> None:
   for field in dataclasses.fields(choice):
     value = given.get(field.name)
     if value is not None and not gin_types.fits(value, field.type):
-      expected = inspect.formatannotation(field.type)
+      expected = gin_types.written(field.type)
       raise ValueError(f'{field.name} is {value!r}, expected {expected}')
 
 

@@ -95,11 +95,12 @@ def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
   for a setting that is wrong, or that all rows of a batch have to share."""
   made = {'{}': usual}
   names = option_fields.options_of(Sampling)
-  for i, example in enumerate(task.read() if task.has_settings else (), 1):
+  # Also of a name that no example has, which is then misspelt.
+  if unknown := sorted(set(task.settings_fields) - set(names)):
+    hint = did_you_mean(unknown[0], names)
+    raise ValueError(f'{unknown[0]!r} is no setting of an example{hint}')
+  for i, example in enumerate(task.read() if task.settings_fields else (), 1):
     own = json.loads(example.settings)
-    if unknown := sorted(set(own) - set(names)):
-      hint = did_you_mean(unknown[0], names)
-      raise ValueError(f'{unknown[0]!r} is no setting of an example{hint}')
     try:
       sampling = dataclasses.replace(usual, **overriding(own))
       made[example.settings] = sampling

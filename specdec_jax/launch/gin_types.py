@@ -30,8 +30,13 @@ def check(
     if value is None or parameter is None:
       continue
     if not fits(value, parameter.annotation):
-      expected = inspect.formatannotation(parameter.annotation)
+      expected = written(parameter.annotation)
       raise ValueError(f'gin: {name} is {value!r}, expected {expected}')
+
+
+def written(annotation: Any) -> str:
+  """Returns a type as code has it, such as `Sequence[str]`."""
+  return inspect.formatannotation(annotation).replace('collections.abc.', '')
 
 
 def fits(value: object, annotation: Any) -> bool:

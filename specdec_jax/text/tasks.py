@@ -63,13 +63,13 @@ class Task:
     name: output files have it.
     read: yields the examples, in the same order every time.
     metric_fns: what predictions are judged by.
-    has_settings: whether examples may have settings of their own.
+    settings_fields: names of settings that examples may have of their own.
   """
 
   name: str
   read: Callable[[], Iterator[Example]]
   metric_fns: tuple[MetricFn, ...] = ()
-  has_settings: bool = False
+  settings_fields: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,9 +169,8 @@ def find(
     read = functools.partial(
       _read_seqio, source, split, settings_fields, lengths
     )
-  has_settings = bool(settings_fields)
   return Task(
-    name=name, read=read, metric_fns=judges, has_settings=has_settings
+    name=name, read=read, metric_fns=judges, settings_fields=settings_fields
   )
 
 

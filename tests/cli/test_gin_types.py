@@ -45,9 +45,9 @@ def test_right_types_references_and_none_pass():
     ({'rate': "'0.1'"}, "rate is '0.1'"),
     ({'name': '3'}, 'name is 3'),
     ({'flag': '1'}, 'flag is 1'),
-    ({'sizes': "(1, '2')"}, r'Sequence\[int\]'),
+    ({'sizes': "(1, '2')"}, r'expected Sequence\[int\]'),
     ({'sizes': '3'}, 'sizes is 3'),
-    ({'lengths': "{'inputs': '3'}"}, r'Mapping\[str, int\]'),
+    ({'lengths': "{'inputs': '3'}"}, r'expected Mapping\[str, int\]'),
     ({'schedule': "'0.1'"}, r'float \| .*Callable'),
     ({'folders': '3'}, r'str \| .*Sequence'),
     (

@@ -586,6 +586,7 @@ def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
   assert found[::2] == predictions(result(same))[::2] != usual[::2]
   for fields, words in (
     ("['inputs']", "'inputs' is no setting of an example"),
+    ("['temprature']", 'did you mean temperature?'),
     ("['min_new_tokens']", 'example 3: min_new_tokens should be'),
   ):
     lines[2]['min_new_tokens'] = -1
