@@ -148,7 +148,7 @@ def find(
       is judged by all.
 
   Raises ValueError if there is no such task, with the names that are near, or
-  one of SeqIO is to be chat;
+  one of SeqIO is to be chat, or to get a prefix;
   ImportError if seqio is needed and not installed.
   """
   metric_fns = metric_fns or {}
@@ -161,8 +161,10 @@ def find(
     fields = inputs_field, targets_field, settings_fields
     read = functools.partial(_read_file, path, fields, prefix, chat, system)
     name, judges = path.stem, tuple(metric_fns.values())
-  elif chat or system is not None:
-    raise ValueError(f'chat and system are for files, and {name!r} is none')
+  elif chat or system is not None or prefix:
+    raise ValueError(
+      f'chat, system and prefix are for files, and {name!r} is none'
+    )
   else:
     source = _seqio_source(name, split, data_dir, metric_fns)
     judges = tuple(getattr(source, 'metric_fns', ()))

@@ -49,8 +49,9 @@ def test_messages(tmp_path):
   assert [each.inputs for each in found] == ['user', 'user']
   with pytest.raises(ValueError, match='system is for chat'):
     read(path, system='system')
-  with pytest.raises(ValueError, match='chat and system are for files'):
-    tasks.find('lm1b', chat=True)
+  for own in ({'chat': True}, {'prefix': 'summarize: '}):
+    with pytest.raises(ValueError, match='prefix are for files'):
+      tasks.find('lm1b', **own)
 
 
 def test_text_and_tsv(tmp_path):
