@@ -11,7 +11,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
-from specdec_jax.assembly.sampling import Options, Sampling
+from specdec_jax.assembly.sampling import NAMES, Options, Sampling
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -212,8 +212,8 @@ def outline(
     raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')
   if mode == SCORE:
     decoding.refuse(
-      *('make_drafter', 'make_rule', 'temperature', 'num_samples'),
-      *('num_decodes', 'refill_size', 'exact_bits'),
+      *('make_drafter', 'make_rule', 'num_samples', 'num_decodes'),
+      *('refill_size', 'exact_bits', *NAMES),
       reason='changes nothing in the mode score, which decodes nothing: leave '
       'it out',
     )

@@ -242,6 +242,7 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((RULE,), BEAMS, ['make_rule TopBeta', 'beam']),
     ((RULE,), SCORE, ['make_rule TopBeta', 'score']),
     ((), SCORE | {'Decoding__temperature': 1.0}, ['temperature 1.0', 'score']),
+    ((), SCORE | {'Decoding__min_new_tokens': 2}, ['new_tokens 2', 'score']),
     ((), SCORE | BEAMS, ['num_decodes 4', 'score']),
     (
       (gin_file('drafters/prompt_lookup.gin'),),
