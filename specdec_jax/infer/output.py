@@ -24,7 +24,7 @@ from specdec_jax.theory.gamma_trials import ChosenGamma
 
 CONFIG_FILE = 'config.gin'
 _SETTINGS = 'settings.json'
-_SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
+SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,7 @@ def merge(folder: Path) -> list[tuple[Path, int]]:
   groups: dict[tuple[str, int], dict[int, Path]] = {}
   # 'wmt-predict.jsonl-00001-of-00004' is shard 1 of ('wmt-predict.jsonl', 4).
   for path in sorted(folder.glob('*.jsonl-*-of-*')):
-    match = _SHARD.fullmatch(path.name)
+    match = SHARD.fullmatch(path.name)
     if match and int(match['count']) > 1:
       group = groups.setdefault((match['stem'], int(match['count'])), {})
       group[int(match['id'])] = path

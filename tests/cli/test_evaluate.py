@@ -54,6 +54,18 @@ def test_other_targets(run, predictions, tmp_path):
     assert json.loads(done.out)['bleu'] == pytest.approx(100)
 
 
+def test_shards_have_no_targets_but_their_own(run, predictions, tmp_path):
+  shards = []
+  for i in range(2):
+    shards.append(tmp_path / f'a-predict.jsonl-0000{i}-of-00002')
+    shards[i].write_text(predictions.read_text())
+  targets = tmp_path / 'targets.txt'
+  targets.write_text('yes\n' * 6)
+  refused = run('eval', *shards, '--targets', targets)
+  assert_refused(refused, '-00000-of-00002 is a shard', '`specdec merge`')
+  assert run('eval', *shards, '--metrics=exact_match').status == 0
+
+
 def test_predictions_of_others_have_no_rates(run, tmp_path):
   path = tmp_path / 'theirs.jsonl'
   inputs = {'targets_pretokenized': 'yes'}

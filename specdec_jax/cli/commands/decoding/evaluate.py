@@ -14,7 +14,7 @@ from specdec_jax.assembly.option_fields import by_name
 from specdec_jax.cli import options, outputs
 from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
-from specdec_jax.infer import quality
+from specdec_jax.infer import output, quality
 from specdec_jax.infer.records import Record
 from specdec_jax.launch import progress
 from specdec_jax.text import tasks
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
   paths = map(user_path, args.predictions)
   records = list(itertools.chain.from_iterable(map(_read, paths)))
   if args.targets:
+    _check_whole(args.predictions)
     field = 'targets' if args.targets.endswith('.jsonl') else 'inputs'
     task = tasks.find(args.targets, inputs_field=field)
     targets = [example.inputs for example in task.read()]
@@ -100,6 +101,17 @@ def _read(path: Path) -> list[Record]:
   if not records:
     raise ValueError(f'{path} holds no prediction')
   return records
+
+
+def _check_whole(paths: Sequence[str]) -> None:
+  """Raises ValueError for a shard: other targets are in the task's order."""
+  for path in paths:
+    match = output.SHARD.fullmatch(Path(path).name)
+    if match and int(match['count']) > 1:
+      raise ValueError(
+        f'{path} is a shard, which has other lines than --targets: join all of '
+        'them with `specdec merge`'
+      )
 
 
 def _own(records: Sequence[Record]) -> list[str]:
