@@ -38,6 +38,14 @@ def test_code_in_docs_runs(name):
   run(name)
 
 
+def test_the_python_of_every_page_is_python():
+  pages = [*_ROOT.glob('*.md'), *_DOCS.glob('**/*.md')]
+  blocks = [(p, x) for p in pages for x in _BLOCK.findall(p.read_text('utf-8'))]
+  assert len(blocks) > 20
+  for page, block in blocks:
+    compile(block, str(page), 'exec')
+
+
 @pytest.mark.smollm2
 @pytest.mark.slow
 def test_python_at_both_levels(capsys):
