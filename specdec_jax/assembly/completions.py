@@ -129,6 +129,9 @@ class Stream:
   def __iter__(self) -> Iterator[str]:
     return self._pieces
 
+  def __next__(self) -> str:
+    return next(self._pieces)
+
   def close(self) -> None:
     """Breaks the decode off."""
     self._pieces.close()

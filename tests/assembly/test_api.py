@@ -252,7 +252,7 @@ def test_a_stop_string_ends_a_text(decoder, completions):
 def test_a_stream_is_the_text_in_pieces(decoder, completions):
   stream = specdec_jax.stream(decoder, TEXTS[0], max_new_tokens=NUM_NEW)
   assert stream.completion is None
-  pieces = list(stream)
+  pieces = [next(stream), *stream]
   assert len(pieces) > 1
   assert ''.join(pieces) == completions[0].text
   found = stream.completion
