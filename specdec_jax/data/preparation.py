@@ -34,9 +34,13 @@ class Lengths:
 
 def find(path: Path) -> dict[str, Path]:
   """Finds text files by split, which is their name without its ending: those of
-  a folder, or one file; ValueError if there is none."""
+  a folder, or one file; ValueError if there is none, or two are of one split.
+  """
   files = sorted(path.iterdir()) if path.is_dir() else [path]
-  found = {p.stem: p for p in files if p.suffix in tasks.SUFFIXES}
+  found: dict[str, Path] = {}
+  for file in [each for each in files if each.suffix in tasks.SUFFIXES]:
+    if found.setdefault(file.stem, file) != file:
+      raise ValueError(f'{found[file.stem]} and {file} are of one split')
   if not found:
     raise ValueError(
       f'{path} should end in one of {", ".join(tasks.SUFFIXES)}, or hold such'

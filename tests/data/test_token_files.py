@@ -176,6 +176,9 @@ def test_tables_and_prefixes(model, tmp_path, capfd):
   options = ['--prefix', 'of: ']
   assert prepare(tmp_path / 'b.txt', model, tmp_path / 'no', *options) == 2
   assert 'b.txt has no inputs' in capfd.readouterr().err
+  (tmp_path / 'b.jsonl').write_text('{"text": "tool"}\n')
+  assert prepare(tmp_path, model, tmp_path / 'no') == 2
+  assert 'b.jsonl and' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
