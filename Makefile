@@ -129,7 +129,7 @@ fuzz: $(VENV)/dev.done
 	  --seconds $(SECONDS) --findings $(OUT)/fuzz
 
 tunix: $(VENV)/tunix.done
-	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix.py
+	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix*.py
 
 # Notebooks measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done

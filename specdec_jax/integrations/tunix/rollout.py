@@ -1,6 +1,7 @@
 """Rollouts of Tunix's trainers by speculative decoding."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,10 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.drafters import Pool
 from specdec_jax.infer import decode_many
 from specdec_jax.infer.decode_many import Timed, Utilisation
-from specdec_jax.integrations.tunix import decoders
+from specdec_jax.integrations.tunix import decoders, meshes
 from specdec_jax.measure import metrics
+from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.sharding import rules
 from specdec_jax.text import prompts as prompts_lib
 
 # What a rollout follows, or what is about Tunix's own engine alone.
@@ -60,23 +63,23 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     """Takes what Tunix passes to an engine, and by keyword how to draft: as
     `decoders.load`, which says what is raised.
 
-    The policy lies on one device, and `rollout_config` counts for its
-    `data_type`. Of more prompts than `batch_size`, the later ones take the
-    places of finished ones; None decodes all of a call at once.
+    Both models stay on the mesh as Tunix splits them, and rows are split over
+    it, see `meshes.of`; `rollout_config` counts for its `data_type`. Of more
+    prompts than `batch_size`, the later ones take the places of finished ones;
+    None decodes all of a call at once. There are as many rows as the mesh
+    divides, the last ones idle.
     """
-    if mesh is not None and mesh.size > 1:
-      raise ValueError(
-        f'a mesh of {mesh.size} devices: speculative rollouts are for one '
-        'device per process so far; use the vanilla rollout'
-      )
     if batch_size is not None and batch_size < 1:
       raise ValueError(f'batch_size should be at least 1, got {batch_size}')
     config = RolloutConfig() if rollout_config is None else rollout_config
     checked(config)
     self._model = reshard.reshard_model_to_mesh(rollout_actor, mesh)
+    self._mesh = meshes.of(self._model)
+    if draft_model is not None:
+      draft_model = reshard.reshard_model_to_mesh(draft_model, mesh)
     self._batch_size = batch_size
     # Any temperature: that of each row counts.
-    self._decoder = decoders.load(
+    decoder = decoders.load(
       self._model,
       tokenizer,
       drafter=drafter,
@@ -86,6 +89,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       dtype=config.data_type,
       **options,
     )
+    self._decoder = meshes.placed(decoder, self._mesh)
     vocabulary: Any = self._decoder.vocabulary
     self._tokenizer = vocabulary.tokenizer
     # Arrays cannot change: other weights are other arrays.
@@ -115,13 +119,15 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     for number, row in enumerate(rows, start=1):
       if not row:
         raise ValueError(f'prompt {number} has no tokens')
-    outputs = self._decode(rows, rollout_config, sampling)
+    with jax.set_mesh(self._mesh):
+      outputs = self._decode(rows, rollout_config, sampling)
     # Prompts with what was decoded after them, without padding.
     whole = [
       np.asarray(output.tokens[0, : output.lengths[0]]) for output in outputs
     ]
     if isinstance(self._decoder.params.drafter, Pool):
-      self._decoder = self._decoder.remember([row.tolist() for row in whole])
+      decoder = self._decoder.remember([row.tolist() for row in whole])
+      self._decoder = meshes.placed(decoder, self._mesh)
     eos = self._eos_ids(rollout_config)
     spans = []
     for row, ids in zip(rows, whole, strict=True):
@@ -214,9 +220,14 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     self, rows: Sequence[Sequence[int]], config: RolloutConfig, way: Sampling
   ) -> list[DecodeOutput]:
     """Decodes rows of tokens, in their order."""
-    batch_size = self._batch_size or len(rows)
+    # Of 6 rows on 4 devices, each takes two, of which some are idle.
+    share = self._mesh.shape[rules.DATA]
+    divisible = lambda num: -(-num // share) * share
+    batch_size = divisible(self._batch_size or len(rows))
     # Others wait until a quarter of the rows is free: fewer prefills.
-    num_fresh = -(-batch_size // 4) if batch_size < len(rows) else batch_size
+    num_fresh = batch_size
+    if batch_size < len(rows):
+      num_fresh = divisible(-(-batch_size // 4))
     width, num_new = _width(rows, config), config.max_tokens_to_generate
     decoder = self._decoder
 
@@ -239,8 +250,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         params=decoder.params,
         prompt=pack([None] * num_fresh),
         max_len=width + num_new,
+        places=functools.partial(mesh_lib.state_shardings, self._mesh),
       )
-      self._programs[key] = program.refill(batch_size)
+      whole = meshes.everywhere(self._mesh)
+      self._programs[key] = program.refill(batch_size, whole)
       decode_many.warm_up(self._programs[key], decoder.params, program.prompt)
     used, found = Utilisation(num_rows=batch_size), {}
     for i, output, _ in decode_many.decode(
@@ -269,20 +282,25 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     temperature, by Tunix's network."""
     # The loop keeps those at temperature 1.
     graphdef, state = nnx.split(self._model)
-    found = []
-    # Row by row: the logits of all would be the largest array of a training.
-    for row in rows:
-      padding = np.full(room - len(row), self.pad_id(), np.int32)
-      each = common.compute_per_token_logps(
+    found: list[np.ndarray] = []
+    # A row per device: the logits of all would be the largest array of a
+    # training, and Tunix's networks split the rows of a call.
+    num = self._mesh.shape[rules.DATA]
+    for start in range(0, len(rows), num):
+      padded = np.full((num, room), self.pad_id(), np.int32)
+      group = rows[start : start + num]
+      for there, row in zip(padded, group, strict=False):
+        there[: len(row)] = row
+      log_probs = common.compute_per_token_logps(
         graphdef,
         state,
-        prompt_tokens=row[None, :1],
-        completion_tokens=np.append(row[1:], padding)[None],
+        prompt_tokens=padded[:, :1],
+        completion_tokens=padded[:, 1:],
         pad_id=self.pad_id(),
         eos_id=self.eos_id(),
         temperature=temperature,
       )
-      found.append(np.asarray(each)[0])
+      found.extend(np.asarray(log_probs)[: len(group)])
     return found
 
   def _seed(self, config: RolloutConfig) -> int:
