@@ -3,14 +3,19 @@
 They run where Tunix is installed: `make tunix`.
 """
 
+import functools
+import re
+
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax.infer import decode_many
 from specdec_jax.integrations import tunix as ours
 from specdec_jax.integrations.tunix import meshes
+from tests import slow
 
 pytestmark = [
   pytest.mark.tunix,
@@ -21,7 +26,8 @@ pytestmark = [
 pytest.importorskip('tunix', reason='needs Tunix')
 from flax import nnx  # noqa: E402
 from tunix.models.llama3 import model as llama3  # noqa: E402
-from tunix.rl import reshard  # noqa: E402
+from tunix.rl import reshard, rl_cluster  # noqa: E402
+from tunix.rl.grpo import grpo_learner  # noqa: E402
 
 from tests.integrations import toy_tunix  # noqa: E402
 from tests.integrations.test_tunix import (  # noqa: E402
@@ -39,7 +45,7 @@ SETTINGS = (
 
 @pytest.fixture(scope='module', autouse=True)
 def promoted():
-  # As in `test_tunix`, but in Tunix's threads too.
+  # As in `test_tunix`, but in the threads of Tunix's learner too.
   before = {
     name: getattr(jax.config, name)
     for name in ('jax_numpy_rank_promotion', 'jax_numpy_dtype_promotion')
@@ -70,15 +76,22 @@ def pointers(array) -> list[int]:
   ]
 
 
-@pytest.mark.parametrize(
-  ('name', 'drafter'), [('llama3_tied', 'suffix'), ('gemma3', 'model')]
+@slow.parametrize(
+  ('name', 'shape', 'drafter'),
+  [
+    ('llama3_tied', (4, 2), 'suffix'),
+    ('llama3_tied', (8, 1), 'prompt_lookup'),
+    ('gemma3', (4, 2), 'model'),
+    ('qwen2', (1, 2), 'suffix'),
+  ],
+  now=[('llama3_tied', (4, 2), 'suffix'), ('gemma3', (4, 2), 'model')],
 )
-def test_tokens_are_those_of_one_device(name, drafter):
+def test_tokens_are_those_of_one_device(name, shape, drafter):
   model = toy_tunix.make(name)
   options = {'drafter': drafter}
   if drafter == 'model':
     options['draft_model'] = toy_tunix.make('llama3_tied', num_layers=1)
-  mesh = mesh_of(4, 2)
+  mesh = mesh_of(*shape)
   alone, split = engine(model, **options), engine(model, mesh, **options)
   for texts in (toy_tunix.prompts(10, longest=8), ['abcdefghijkl', 'a']):
     for config in SETTINGS:
@@ -95,18 +108,24 @@ def test_rows_and_caches_are_split(monkeypatch):
   monkeypatch.setattr(
     decode_many, 'warm_up', lambda *args: given.append(args) or warm_up(*args)
   )
-  rollout = engine(toy_tunix.make('llama3_tied'), mesh_of(4, 2))
+  model = toy_tunix.make('llama3_tied', hidden_dim=56)
+  rollout = engine(model, mesh_of(4, 2))
   rollout.generate(toy_tunix.prompts(10, longest=8), Config())
   programs, params, prompt = given[0]
   # As many as divide, at least 6 in all and a quarter of them anew.
   assert (programs.batch_size, programs.refill_size) == (8, 4)
   with jax.set_mesh(rollout._mesh):
     state = programs.idle(programs.init(params, np.uint32(0), prompt))
+    text = programs.run.lower(params, state, np.int32(1)).compile().as_text()
   part = lambda x: x.sharding.shard_shape(x.shape)
   assert part(state.context.tokens)[0] == 2
   for keys in state.target_cache.keys:
     assert keys.shape[:2] == (8, 2)
     assert part(keys)[:2] == (2, 1)
+  # Kernels of 16 x 56: activations are sent, not these.
+  gathered = re.findall(r'= \(?f32\[([\d,]+)\]\S* all-gather', text)
+  assert gathered
+  assert not {'16,28', '28,16', '16,56', '56,16'} & set(gathered)
 
 
 def test_log_probs_are_those_of_the_policy():
@@ -199,3 +218,59 @@ def test_axes(names, shape, expected):
   found = meshes.of(reshard.reshard_model_to_mesh(model, mesh))
   assert found.shape == expected
   assert list(found.devices.flat) == list(mesh.devices.flat)
+
+
+class Padded(toy_tunix.Tokenizer):
+  """With padding that has an embedding, since it is trained on."""
+
+  def pad_id(self) -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+  ('shape', 'first'), [((4, 2), 0), ((2, 2), 4)], ids=['together', 'apart']
+)
+def test_steps_of_grpo(shape, first):
+  # The trainer on the same devices, or on others.
+  trainer, mesh = mesh_of(*shape), mesh_of(*shape, first=first)
+  roles = rl_cluster.Role
+  cluster = rl_cluster.RLCluster(
+    actor=toy_tunix.make('llama3_tied'),
+    reference=toy_tunix.make('llama3_tied'),
+    tokenizer=Padded(),
+    cluster_config=rl_cluster.ClusterConfig(
+      role_to_mesh={
+        roles.ACTOR: trainer,
+        roles.REFERENCE: trainer,
+        roles.ROLLOUT: mesh,
+      },
+      rollout_engine=functools.partial(ours.SpeculativeRollout, gamma=3),
+      offload_to_cpu=False,
+      training_config=rl_cluster.RLTrainingConfig(
+        actor_optimizer=optax.adam(1e-2),
+        eval_every_n_steps=10,
+        max_steps=2,
+        mini_batch_size=4,
+        train_micro_batch_size=4,
+      ),
+      rollout_config=Config(kv_cache_size=32),
+    ),
+  )
+  rewards = []
+
+  def reward(prompts, completions, **_):
+    rewards.append([float(text.count('a')) for text in completions])
+    return rewards[-1]
+
+  learner = grpo_learner.GRPOLearner(
+    rl_cluster=cluster,
+    algo_config=grpo_learner.GRPOConfig(num_generations=2, beta=0.04),
+    reward_fns=reward,
+  )
+  kernel = lambda: cluster.rollout.model().layers[0].mlp.down_proj.kernel
+  before = np.asarray(kernel().get_value())
+  texts = np.array(['ab', 'ba', 'abc', 'c'])
+  learner.train([{'prompts': texts}] * 2)
+  assert [len(row) for row in rewards] == [8, 8]
+  assert not np.array_equal(before, np.asarray(kernel().get_value()))
+  assert kernel().get_value().sharding.mesh == mesh

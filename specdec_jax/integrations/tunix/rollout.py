@@ -74,7 +74,6 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     config = RolloutConfig() if rollout_config is None else rollout_config
     checked(config)
     self._model = reshard.reshard_model_to_mesh(rollout_actor, mesh)
-    self._mesh = meshes.of(self._model)
     if draft_model is not None:
       draft_model = reshard.reshard_model_to_mesh(draft_model, mesh)
     self._batch_size = batch_size
@@ -89,6 +88,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       dtype=config.data_type,
       **options,
     )
+    # Of a model that has been checked.
+    self._mesh = meshes.of(self._model)
     self._decoder = meshes.placed(decoder, self._mesh)
     vocabulary: Any = self._decoder.vocabulary
     self._tokenizer = vocabulary.tokenizer
