@@ -8,15 +8,21 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.quantized import __main__ as experiment
+from specdec_jax.base import Tree
 from specdec_jax.models import presets, quantized
+from specdec_jax.tpu_costs import aot, parts, workloads
 
 NAME, LONG = 't5_1_1_xxl', 'llama_3_1_8b'
 
 
-def overs(monkeypatch, weights: str, caches: str | None = None) -> list[float]:
-  """Bytes of a plain and a verify step over the least, of one layer."""
+def _needs_libtpu() -> None:
   if importlib.util.find_spec('libtpu') is None:
     pytest.skip('needs libtpu: pip install -e ".[tpu]"')
+
+
+def overs(monkeypatch, weights: str, caches: str | None = None) -> list[float]:
+  """Bytes of a plain and a verify step over the least, of one layer."""
+  _needs_libtpu()
   sizes = {'num_encoder_layers': 1, 'num_decoder_layers': 1}
   name, task = NAME, (1, 64)
   if caches:
@@ -50,3 +56,41 @@ def test_weights_that_are_unpacked_in_memory_are_seen(monkeypatch):
   jax.clear_caches()
   assert min(overs(monkeypatch, 'int8')) > 2
   jax.clear_caches()
+
+
+COPIED = pytest.mark.xfail(
+  strict=True, reason='such caches are copied: docs/design/trees.md'
+)
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.parametrize('caches', [None, 'int8'])
+@pytest.mark.parametrize('capacity', [4104, pytest.param(4099, marks=COPIED)])
+def test_tree_steps_read_caches_once(monkeypatch, caches, capacity):
+  _needs_libtpu()
+  config = dataclasses.replace(presets.PRESETS[LONG], num_layers=1)
+  monkeypatch.setitem(presets.PRESETS, LONG, config)
+  tree = Tree((0, 1))
+  decoder = workloads.decoder_of(
+    *(LONG, 'quantized', None),
+    dtype='bfloat16',
+    weights='int8',
+    cache_dtype=caches,
+  )
+  task = workloads.Workload(
+    slice=aot.find_slice('v5e:1x1'),
+    decoder=decoder,
+    batch_size=8,
+    # The root and two nodes need three entries more.
+    input_length=capacity - 128 - 3,
+    output_length=128,
+    num_partitions=1,
+  )
+  shapes = parts.shapes_of(task, tree)
+  assert shapes.program.state.target_cache.capacity == capacity
+  compiled = aot.compile_all([parts.target_step(shapes, 3, tree)])
+  [cost] = aot.price(compiled, task.slice.chip, [1])
+  least = experiment._read_bytes(decoder)
+  least += aot.tree_bytes(shapes.program.state.target_cache)
+  assert cost.memory_bytes / least < 1.05
