@@ -1,8 +1,11 @@
 """What every test runs under: strict arrays, eight devices, no warnings."""
 
+import ctypes
 import gc
 import os
 import pathlib
+import resource
+import sys
 import tempfile
 
 # Eight devices; and the code of a small program is not cut into many modules,
@@ -90,16 +93,35 @@ def pytest_collection_modifyitems(config, items):
 
 # A process can map 65,530 pieces of memory on Linux, and a compiled program
 # takes about nine of them: thousands of programs end in an abort. A file of
-# tests needs some 5,000; forgetting all programs takes seconds.
-_MANY_MAPS = 40_000
+# tests needs some 5,000; forgetting all programs takes seconds. Three workers
+# also share the memory, and the models that tests keep are some of it.
+_MANY_MAPS, _MUCH_MEMORY = 40_000, 4 * 2**30
 
 
 def pytest_runtest_teardown(item, nextitem):
-  if nextitem is None or nextitem.path == item.path:
+  if nextitem is None or nextitem.path == item.path or not _is_full():
     return
-  maps = pathlib.Path('/proc/self/maps')
-  if maps.exists() and maps.read_bytes().count(b'\n') > _MANY_MAPS:
-    jax.clear_caches()
+  for name, module in [*sys.modules.items()]:
+    if name.startswith('tests.'):
+      for value in vars(module).values():
+        if hasattr(value, 'cache_clear'):
+          value.cache_clear()
+  jax.clear_caches()
+  gc.collect()
+  # What was freed goes back to the system, in glibc.
+  getattr(ctypes.CDLL(None), 'malloc_trim', lambda _: None)(0)
+
+
+def _is_full() -> bool:
+  """Tells whether this process has mapped too much, or has too much memory."""
+  process = pathlib.Path('/proc/self')
+  if not (process / 'maps').exists():
+    return False
+  size = (
+    int((process / 'statm').read_text().split()[1]) * resource.getpagesize()
+  )
+  num_maps = (process / 'maps').read_bytes().count(b'\n')
+  return size > _MUCH_MEMORY or num_maps > _MANY_MAPS
 
 
 @pytest.fixture
