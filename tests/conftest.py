@@ -1,6 +1,7 @@
 """What every test runs under: strict arrays, eight devices, no warnings."""
 
 import ctypes
+import functools
 import gc
 import os
 import pathlib
@@ -104,7 +105,7 @@ def pytest_runtest_teardown(item, nextitem):
   for name, module in [*sys.modules.items()]:
     if name.startswith('tests.'):
       for value in vars(module).values():
-        if hasattr(value, 'cache_clear'):
+        if isinstance(value, functools._lru_cache_wrapper):
           value.cache_clear()
   jax.clear_caches()
   gc.collect()
