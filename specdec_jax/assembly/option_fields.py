@@ -48,7 +48,7 @@ def plain(value: Any) -> Any:
   return [*map(plain, value)] if is_list else value
 
 
-def check_types(choice: Any, given: Mapping[str, Any]) -> None:
+def check_types(choice: Any, given: Mapping[str, object]) -> None:
   """Raises ValueError for values by parameter that are of another type."""
   for field in dataclasses.fields(choice):
     value = given.get(field.name)

@@ -39,7 +39,7 @@ def _are_sequences(values: Any) -> bool:
   return is_list and all(each and _are_ids(each) for each in values)
 
 
-def _are_biases(biases: Any) -> bool:
+def _are_biases(biases: object) -> bool:
   """Tells whether they are sequences of ids, each with a bias."""
   return isinstance(biases, Mapping | list | tuple) and all(
     isinstance(pair, list | tuple)

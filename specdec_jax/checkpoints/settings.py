@@ -193,10 +193,12 @@ def _all(is_right: _IsRight) -> _IsRight:
   return lambda value: isinstance(value, list) and all(map(is_right, value))
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
   # JSON's true is an int to Python, its Infinity and NaN are floats, and its
   # integers have no largest.
-  return type(value) in (int, float) and abs(value) <= sys.float_info.max
+  if not isinstance(value, int | float) or isinstance(value, bool):
+    return False
+  return abs(value) <= sys.float_info.max
 
 
 def read(path: Path) -> Settings:

@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
       self.error(f'unrecognized arguments: {" ".join(rest)}')
     return found, rest
 
-  def _check_value(self, action: argparse.Action, value: Any) -> None:
+  def _check_value(self, action: argparse.Action, value: object) -> None:
     try:
       super()._check_value(action, value)
     except argparse.ArgumentError as error:

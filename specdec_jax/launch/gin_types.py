@@ -34,12 +34,12 @@ def check(
       raise ValueError(f'gin: {name} is {value!r}, expected {expected}')
 
 
-def written(annotation: Any) -> str:
+def written(annotation: object) -> str:
   """Returns a type as code has it, such as `Sequence[str]`."""
   return inspect.formatannotation(annotation).replace('collections.abc.', '')
 
 
-def fits(value: object, annotation: Any) -> bool:
+def fits(value: object, annotation: object) -> bool:
   """Tells whether a plain value is of a type; yes if that cannot be told."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):

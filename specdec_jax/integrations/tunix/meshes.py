@@ -44,7 +44,7 @@ def placed(decoder: Decoder, mesh: Mesh) -> Decoder:
   """Puts whole on each device what does not lie on all devices of a mesh."""
   devices = {*mesh.devices.flat}
 
-  def place(x: Any) -> Array:
+  def place(x: object) -> Array:
     if isinstance(x, jax.Array) and x.sharding.device_set == devices:
       return x
     return jax.device_put(x, everywhere(mesh))
