@@ -202,8 +202,10 @@ def test_loss_is_that_of_every_block_by_itself(monkeypatch, count, depth, rate):
   for ours, theirs in zip(
     jax.tree.leaves(both), jax.tree.leaves(alone), strict=True
   ):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert np.abs(theirs).max() > 0
+    # Both sum in float32, so that errors grow with the largest terms.
+    largest = np.abs(theirs).max()
+    assert largest > 0
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * largest)
 
 
 @slow.parametrize('shares', [True, False], now=[True])
