@@ -32,8 +32,7 @@ def engine(
   @functools.cache
   def drawn(num: int, seed: int) -> list[list[int]]:
     own = dataclasses.replace(settings, seed=seed)
-    # Texts are dealt out in turn, so that the rows of a batch have various
-    # lengths.
+    # Texts take turns, so that a batch has rows of different lengths.
     batches = packing.pack(decoder, [*texts] * num, own)
     decode = running.compile_decode(decoder, batches[0], own)
     rows = []

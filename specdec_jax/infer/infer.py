@@ -82,11 +82,10 @@ def infer(
       return strategies.show_footprint(outline(is_dry_run=True))
     if not output_dir:
       raise ValueError('INFER_OUTPUT_DIR is empty: name a folder for results')
-    # The task comes first: it is found at once, and vocabularies may have to be
-    # downloaded.
+    # The task is found at once; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
-    job = _with_samplings(outline(), decoding, task)
+    job = _with_samplings(outline(), task)
     _advise(job, task)
     run = _Run(
       job=job,
@@ -101,7 +100,7 @@ def infer(
     return _decode_shard(run)
 
 
-def _with_samplings(job: Job, decoding: Decoding, task: Task) -> Job:
+def _with_samplings(job: Job, task: Task) -> Job:
   """Adds to a job how each example is sampled; ValueError if it cannot."""
   samplings = examples.samplings(task, job.decoder.sampling)
   job = dataclasses.replace(job, samplings=samplings)
@@ -110,7 +109,7 @@ def _with_samplings(job: Job, decoding: Decoding, task: Task) -> Job:
   if job.is_scored or examples.are_drawn_alike(samplings):
     return job
   reason = 'draws nothing: give examples no temperature of their own'
-  decoding.refuse('num_decodes', reason=reason)
+  job.decoding.refuse('num_decodes', reason=reason)
   return dataclasses.replace(job, decoder=job.decoder.sampled)
 
 

@@ -147,9 +147,8 @@ def find(
     metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
       is judged by all.
 
-  Raises ValueError if there is no such task, with the names that are near, or
-  one of SeqIO is to be chat, or to get a prefix;
-  ImportError if seqio is needed and not installed.
+  Raises ValueError for an unknown task, with similar names, and for chat or a
+  prefix with a task of SeqIO; ImportError if seqio is needed and not installed.
   """
   metric_fns = metric_fns or {}
   if Path(name).suffix in SUFFIXES:

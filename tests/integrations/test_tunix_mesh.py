@@ -17,23 +17,18 @@ from specdec_jax.integrations import tunix as ours
 from specdec_jax.integrations.tunix import meshes
 from tests import slow
 
-pytestmark = [
-  pytest.mark.tunix,
-  # Tunix's own.
-  pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-  pytest.mark.filterwarnings('ignore::UserWarning'),
-]
 pytest.importorskip('tunix', reason='needs Tunix')
-from flax import nnx  # noqa: E402
-from tunix.models.llama3 import model as llama3  # noqa: E402
-from tunix.rl import reshard, rl_cluster  # noqa: E402
-from tunix.rl.grpo import grpo_learner  # noqa: E402
+from flax import nnx
+from tunix.models.llama3 import model as llama3
+from tunix.rl import reshard, rl_cluster
+from tunix.rl.grpo import grpo_learner
 
-from tests.integrations import toy_tunix  # noqa: E402
-from tests.integrations.test_tunix import (  # noqa: E402
+from tests.integrations import toy_tunix
+from tests.integrations.test_tunix import (
   GREEDY,
   Config,
   is_same,
+  pytestmark,  # noqa: F401
 )
 
 SETTINGS = (
