@@ -1,5 +1,7 @@
 """The notebooks run from a clean kernel, and are kept with what they show."""
 
+import ast
+import importlib
 import json
 import re
 import sys
@@ -67,6 +69,32 @@ def test_a_run_changes_no_notebook_unless_asked(option, tmp_path, monkeypatch):
   written = tracked if option else tmp_path / 'out/notebooks/short.ipynb'
   assert nbformat.read(written, as_version=4).cells[0].outputs[0].text == '42\n'
   assert (tracked.read_text() == before) == (not option)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_names_what_the_package_has(name):
+  # Within a second; the notebooks themselves take minutes.
+  cells = execute.code_cells(execute.read(name))
+  source = '\n'.join(
+    re.sub(r'^[%!].*$', '', cell.source, flags=re.MULTILINE) for cell in cells
+  )
+  nodes, known = [*ast.walk(ast.parse(source))], {}
+  for node in nodes:
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('specdec_'):
+      module = importlib.import_module(node.module)
+      for each in node.names:
+        if not hasattr(module, each.name):
+          importlib.import_module(f'{node.module}.{each.name}')
+        known[each.asname or each.name] = getattr(module, each.name)
+  used = [
+    (known[node.value.id], node.attr)
+    for node in nodes
+    if isinstance(node, ast.Attribute)
+    and isinstance(node.value, ast.Name)
+    and node.value.id in known
+  ]
+  assert len(used) >= 5
+  assert [found for found in used if not hasattr(*found)] == []
 
 
 @pytest.mark.parametrize('name', NAMES)
