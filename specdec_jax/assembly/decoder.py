@@ -107,6 +107,15 @@ class Decoder:
     """What `Auto` tries, ascending, 0 among them; empty if gamma is given."""
     return self.length.gammas if isinstance(self.length, Auto) else ()
 
+  @property
+  def shapes(self) -> Params:
+    """The shapes of the weights, without reading them."""
+    made, own = self.drafting, ()
+    target = models.param_shapes(self.model, self.config)
+    if made.config is not None:
+      own = models.param_shapes(made.model, made.config)
+    return Params(target=target, drafter=made.join(target, own))
+
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a given gamma that does not vary; for 0 without
     a drafter and its weights, with `exact_bits` as wide as this one. It is made
@@ -270,23 +279,21 @@ def assembled(
   length: Length,
   exact_bits: bool = False,
 ) -> Decoder:
-  """Makes a decoder, without weights, for a target whose sizes and vocabulary
-  are at hand; ValueError if a draft does not fit into a context."""
-  parts = _made(target_info, drafter, rule, length, exact_bits=exact_bits)
-  made = parts['drafting']
-  own: Any = ()
-  if made.config is not None:
-    own = models.param_shapes(made.model, made.config)
-  target = models.param_shapes(model, target_info.config)
+  """Makes a decoder for a target whose sizes and vocabulary are at hand, with
+  `shapes` in place of weights; those of a network whose gamma is yet to be
+  measured are left out. ValueError if a draft does not fit into a context."""
   result = Decoder(
     model=model,
     choice=drafter,
     length=length,
     rule=rule,
-    **parts,
-    params=Params(target=target, drafter=made.join(target, own)),
+    **_made(target_info, drafter, rule, length, exact_bits=exact_bits),
+    params=Params(target=models.param_shapes(model, target_info.config)),
     exact_bits=exact_bits,
   )
+  # Plain decoding may be chosen, and to trace a draft model takes a while.
+  if result.drafting.config is None or not result.is_auto:
+    result = dataclasses.replace(result, params=result.shapes)
   # Each call needs gamma + 1 positions, of which one is of the prompt.
   gamma, limit = result.drafter.gamma, result.max_positions
   if gamma >= limit:

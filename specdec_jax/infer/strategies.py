@@ -204,7 +204,7 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
   shares. ValueError if the model or the batch does not divide over the mesh.
   """
   mesh, batch_size = job.mesh, job.decoding.batch_size
-  shapes = job.decoder.params
+  shapes = job.decoder.shapes
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
   prompt = prompts.pack(
     [None] * batch_size,

@@ -2,10 +2,13 @@
 
 import itertools
 
+import jax
 import pytest
 
-from specdec_jax.assembly import lengths
+from specdec_jax.assembly import decoder, lengths
+from specdec_jax.assembly.drafters.draft_model import DraftModel
 from specdec_jax.assembly.lengths import Adaptive, Auto, Fixed
+from specdec_jax.assembly.models import Model
 from specdec_jax.base import Tree
 from specdec_jax.drafters import schedules
 
@@ -53,3 +56,12 @@ def test_a_tree_may_be_said_in_three_ways(shape):
 
 def test_auto_is_as_deep_as_its_widest():
   assert lengths.depth(lengths.of(gamma='auto', tried=(2, 5))) == 5
+
+
+@pytest.mark.parametrize(('gamma', 'is_traced'), [(2, True), ('auto', False)])
+def test_a_drafter_that_may_not_be_read_is_not_traced(gamma, is_traced):
+  drafter = DraftModel(model=Model(checkpoint='lm-nano'), gamma=gamma)
+  made = decoder.outline(Model(checkpoint='lm-mini'), drafter=drafter)
+  assert jax.tree.leaves(made.shapes.drafter)
+  assert (made.params.drafter == made.shapes.drafter) == is_traced
+  assert made.params.target == made.shapes.target
