@@ -98,12 +98,13 @@ def test_tokens_are_those_of_one_device(name, shape, drafter):
         np.testing.assert_allclose(one, other, atol=5e-5)
 
 
-def test_rows_and_caches_are_split(monkeypatch):
+@pytest.mark.parametrize('name', ['llama3_tied', 'gemma3'])
+def test_rows_and_caches_are_split(name, monkeypatch):
   given, warm_up = [], decode_many.warm_up
   monkeypatch.setattr(
     decode_many, 'warm_up', lambda *args: given.append(args) or warm_up(*args)
   )
-  model = toy_tunix.make('llama3_tied', hidden_dim=56)
+  model = toy_tunix.make(name, hidden_dim=56)
   rollout = engine(model, mesh_of(4, 2))
   rollout.generate(toy_tunix.prompts(10, longest=8), Config())
   programs, params, prompt = given[0]

@@ -101,7 +101,7 @@ def scaled(config: GemmaConfig, embedded: Array) -> Array:
   """Scales embeddings `[B, T, embed]` by the root of their width, rounded to
   their dtype as in training."""
   scale = jnp.asarray(config.embed_dim**0.5, config.dtype)
-  return rules.constrain(embedded * scale, 'batch', 'length', 'embed')
+  return embedded * scale
 
 
 class SelfAttention(nn.Module):
@@ -219,8 +219,7 @@ class Layer(nn.Module):
       h = self.encoder_decoder_attention(h, *cross)
       x = x + self.post_cross_attention_layer_norm(h)
     h = self.mlp(self.pre_mlp_layer_norm(x))
-    x = x + self.post_mlp_layer_norm(h)
-    return rules.constrain(x, 'batch', 'length', 'embed'), keys, values
+    return x + self.post_mlp_layer_norm(h), keys, values
 
 
 def _by_head(config: GemmaConfig, x: Array) -> Array:
