@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import base, trees
-from specdec_jax.models import attention
+from specdec_jax.models import attention, kv_cache
+from tests import toy
 from tests.contracts.table_of_models import (
   PREFIXES,
   compiled,
@@ -133,6 +134,13 @@ def test_a_loop_pays_for_smaller_caches_on_cpus(capacity, with_loop):
   }
   found = [name for name, text in texts.items() if 'stablehlo.while' in text]
   assert found == with_loop.split()
+
+
+@pytest.mark.parametrize(('room', 'entries'), [(1, 8), (16, 16), (4099, 4104)])
+def test_a_cache_is_as_long_as_tiles(room, entries):
+  config = toy.llama_config(12, num_layers=1)
+  make = functools.partial(kv_cache.init, config, 2, room, 1)
+  assert jax.eval_shape(make).capacity == entries
 
 
 def logits_of(name: str, *, row: int | None = None):

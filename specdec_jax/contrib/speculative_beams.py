@@ -149,8 +149,9 @@ def init(
     prompt_len=prompt_len,
     max_new_tokens=max_new_tokens,
   )
+  cache = target.init(params.target, prompt, capacity)
   num_prompt = prompt.decoder_lengths - 1
-  sees = arrays.is_within(num_prompt, capacity)[:, None]
+  sees = arrays.is_within(num_prompt, cache.capacity)[:, None]
   beams = Beams(
     search=beam_search.start(prompt, num_beams=num_beams, max_len=max_len),
     num_prompt=num_prompt,
@@ -158,8 +159,8 @@ def init(
   )
   return State(
     beams=beams,
-    cache=target.init(params.target, prompt, capacity),
-    drafter_state=drafter.init(params.drafter, prompt, capacity),
+    cache=cache,
+    drafter_state=drafter.init(params.drafter, prompt, cache.capacity),
     statistics=statistics.init(batch_size, drafter.gamma),
   )
 

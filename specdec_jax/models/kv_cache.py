@@ -94,11 +94,15 @@ class KVCache:
 def init(
   config: Any, batch_size: int, capacity: int, num_layers: int
 ) -> KVCache:
-  """Makes an empty cache. `config` has `head_dim`, `dtype`, perhaps
-  `cache_dtype`, and `num_kv_heads`, or only `num_heads` if every head has keys
-  of its own."""
+  """Makes an empty cache with room for `capacity` positions, rounded up to a
+  multiple of 8, the rows of a TPU's tile.
+
+  `config` has `head_dim`, `dtype`, perhaps `cache_dtype`, and `num_kv_heads`,
+  or only `num_heads` if every head has keys of its own.
+  """
   num_heads = getattr(config, 'num_kv_heads', config.num_heads)
-  shape = batch_size, num_heads, capacity, config.head_dim
+  # Otherwise 8 heads would pad less than positions do, and lie after them.
+  shape = batch_size, num_heads, -(-capacity // 8) * 8, config.head_dim
   entries = jax.ShapeDtypeStruct(shape, config.dtype)
   kept = jax.eval_shape(lambda x: _kept(config, x), entries)
   empty = lambda: tuple(
