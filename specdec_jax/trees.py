@@ -129,6 +129,13 @@ def line_of(tree: Tree, nodes: Array) -> Array:
   return jnp.take(jnp.asarray(table), nodes, axis=0)
 
 
+def leaf_paths(tree: Tree) -> np.ndarray:
+  """Lists the paths from the root to all leaves, int32 `[L, D + 1]`, 0 beyond a
+  leaf: [[0, 2, 0], [0, 1, 3]]."""
+  leaves = sorted({*range(len(tree.parents) + 1)} - {*tree.parents})
+  return np.pad(_paths(tree)[leaves], ((0, 0), (1, 0)))
+
+
 def _paths(tree: Tree) -> np.ndarray:
   """Tabulates the paths to all nodes, int32 `[N + 1, D]`; see `path_of`."""
   # [[0, 0], [1, 0], [2, 0], [1, 3]]

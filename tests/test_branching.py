@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax import drafters, logits
 from specdec_jax.base import Context, Params, Tree
-from specdec_jax.decoding import speculative
+from specdec_jax.decoding import speculative, tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from tests import decoders, slow, toy, toy_eagle, toy_t5, toy_tree
@@ -136,13 +136,16 @@ def test_models_without_placements_draft_chains():
     )
 
 
-def test_eagle_reads_the_features_of_the_path_that_was_accepted():
-  """In the loop they lay among those of all nodes. What is drafted next is what
-  would be had the context been the prompt."""
+@pytest.mark.parametrize('is_by_paths', [False, True])
+def test_eagle_reads_the_features_of_the_path_that_was_accepted(is_by_paths):
+  """In the loop they lay among those of all nodes, or in the row of its path.
+  What is drafted next is what would be had the context been the prompt."""
   tree = toy_tree.shape(3, 2)
   target, network = toy_eagle.networks(
     table.TARGET_CONFIG, table.EAGLE_CONFIG, gamma=2
   )
+  if is_by_paths:
+    target = tree_drafts.by_paths(target, tree)
   drafter = drafters.branching(
     drafters.eagle(network), tree=tree, logits_to_probs=TO_PROBS, is_ranked=True
   )

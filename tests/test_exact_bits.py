@@ -9,12 +9,12 @@ import pytest
 
 import specdec_jax
 from specdec_jax import drafters, logits
-from specdec_jax.base import Prompt
+from specdec_jax.base import Prompt, Tree
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import exact_bits
 from specdec_jax.models import families, layers
 from specdec_jax.models.layers import with_cpu_copies
-from tests import toy, toy_gemma, toy_t5
+from tests import toy, toy_gemma, toy_t5, toy_tree
 
 # As real networks are compiled; no dimension fills whole vectors of 16.
 pytestmark = pytest.mark.optimized
@@ -33,21 +33,30 @@ CONFIGS = {
 }
 
 
-def check(name: str, gamma: int, batch_size: int) -> None:
-  """The self-test, of a network in bfloat16."""
+def check(
+  name: str,
+  gamma: int,
+  batch_size: int,
+  tree: Tree | None = None,
+  *,
+  dtype=jnp.bfloat16,
+  made=exact_bits.of_one_width,
+) -> None:
+  """The self-test, of a small network."""
   fields = {field.name for field in dataclasses.fields(CONFIGS[name])}
   sizes = {key: size for key, size in SIZES.items() if key in fields}
-  config = dataclasses.replace(CONFIGS[name], dtype=jnp.bfloat16, **sizes)
+  config = dataclasses.replace(CONFIGS[name], dtype=dtype, **sizes)
   params = families.init_params(config, jax.random.key(1))
-  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  params = jax.tree.map(lambda x: x.astype(dtype), params)
   zeros = lambda width: np.zeros((batch_size, width), np.int32)
+  method = Method(
+    target=families.language_model(config),
+    drafter=drafters.none(gamma)._replace(tree=tree),
+    logits_to_probs=logits.standardize(temperature=0.0),
+    eos_id=-1,
+  )
   exact_bits.check(
-    Method(
-      target=families.language_model(config),
-      drafter=drafters.none(gamma),
-      logits_to_probs=logits.standardize(temperature=0.0),
-      eos_id=-1,
-    ),
+    made(method),
     with_cpu_copies(params, is_tied=config.is_tied),
     Prompt(
       encoder_tokens=zeros(11) if families.has_encoder(config) else None,
@@ -65,6 +74,31 @@ def check(name: str, gamma: int, batch_size: int) -> None:
 @pytest.mark.parametrize('name', CONFIGS)
 def test_no_bit_depends_on_place_or_company(name, gamma, batch_size):
   check(name, gamma, batch_size)
+
+
+@pytest.mark.parametrize(
+  ('name', 'dtype'),
+  [('Qwen3', 'float32'), ('T5 1.1', 'bfloat16'), ('Gemma 2', 'bfloat16')],
+)
+def test_no_bit_depends_on_the_path_taken(name, dtype):
+  check(name, 6, 3, toy_tree.BENT, dtype=jnp.dtype(dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('batch_size', [1, 5])
+@pytest.mark.parametrize('tree', [(3, 2), (2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize('name', CONFIGS)
+def test_no_bit_depends_on_the_shape_of_a_tree(name, tree, batch_size):
+  shape = toy_tree.shape(*tree)
+  check(name, len(shape.parents), batch_size, shape)
+
+
+def test_the_self_test_sees_paths_that_lie_among_siblings():
+  """In float32: bfloat16 rounds off what sums of so few terms differ by."""
+  with pytest.raises(ValueError, match='exact_bits'):
+    check(
+      'Qwen3', 6, 3, toy_tree.BENT, dtype=jnp.float32, made=lambda made: made
+    )
 
 
 def test_a_norm_has_the_same_bits_at_every_place():
@@ -106,8 +140,9 @@ def load(**options):
   return specdec_jax.load('lm-nano', dtype='bfloat16', gamma=3, **options)
 
 
-def test_drafts_change_no_bit_of_bfloat16():
-  drafted = load(exact_bits=True)
+@pytest.mark.parametrize('options', [{}, {'num_continuations': 2}], ids=str)
+def test_drafts_change_no_bit_of_bfloat16(options):
+  drafted = load(exact_bits=True, **options)
   assert decoded(drafted) == decoded(drafted.at(0))
 
 
@@ -127,9 +162,9 @@ def test_the_self_test_is_greedy_for_sampled_rows_too():
 
 @pytest.mark.parametrize(
   'options',
-  [{'drafter': 'none'}, {'gamma': 'auto'}, {'num_continuations': 2}],
+  [{'drafter': 'none'}, {'gamma': 'auto'}],
   ids=str,
 )
-def test_exact_bits_needs_chains_of_one_width(options):
+def test_exact_bits_needs_one_width(options):
   with pytest.raises(ValueError, match='exact_bits'):
     specdec_jax.load('lm-nano', exact_bits=True, **options)

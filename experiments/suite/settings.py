@@ -1,5 +1,6 @@
 """What is measured: the options of the suite, and what they stand for."""
 
+import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,6 @@ from specdec_jax.models import presets
 
 # What the n-gram drafter counts unless another text is given.
 NGRAM_TEXT = 'ngram_text.txt'
-# `--gammas` says how much is drafted.
-_OF_LENGTH = {'gamma', 'tree', 'num_continuations'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,12 +38,13 @@ class Settings:
   drafters: Sequence[str] | None = option(
     None,
     'prompt_lookup, ngram, uniform, none, or KIND=MODEL such as '
-    'model=ende-nano; options follow, as in eagle+lookup=HEAD or '
-    'prompt_lookup+max_ngram:2; by default what the target comes with',
+    'model=ende-nano; options follow, as in eagle+lookup=HEAD, '
+    'prompt_lookup+max_ngram:2 or eagle+tree:8=HEAD, whose depth is the usual '
+    'gamma; by default what the target comes with',
     type=common.listed(),
   )
   gammas: Sequence[int] = option(
-    (4, 8), 'of every drafter', type=common.listed(gamma_number)
+    (4, 8), 'of every drafter of chains', type=common.listed(gamma_number)
   )
   temperatures: Sequence[float] = option(
     (0.0,), '0 is greedy', type=common.listed(float)
@@ -132,10 +132,13 @@ def parsed(
   ValueError for options that the choice lacks, or that `--gammas` replaces."""
   name, *parts = text.split('+')
   choice = by_name(kind, known, name)
-  options = {k: v for k, v in options_of(choice).items() if k not in _OF_LENGTH}
+  options = {k: v for k, v in options_of(choice).items() if k != 'gamma'}
   for part in parts:
     key, _, value = part.partition(':')
     field = by_name(f'option of {name}', options, key)
     read = field.metadata['type'] or type(field.default)
-    fixed[key] = read(value) if value else True
+    try:
+      fixed[key] = True if read is bool and not value else read(value)
+    except argparse.ArgumentTypeError as error:
+      raise ValueError(f'{kind} {text}: {key} {error}') from error
   return choice(**fixed)

@@ -15,16 +15,15 @@ from experiments.report import Cells
 from experiments.suite import examples, table
 from experiments.suite.examples import CONTROL, TRANSLATION, Example
 from experiments.suite.settings import Settings
-from specdec_jax import drafters
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
-from specdec_jax.base import Params, Prompt
+from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, metrics, sides
+from specdec_jax.measure import benchmark, exact_bits, metrics, sides
 from specdec_jax.measure.benchmark import Drafted
 from specdec_jax.measure.sides import Side
 from specdec_jax.models import families
@@ -88,12 +87,8 @@ def row(figures: benchmark.Figures, *, dtype: str, is_greedy: bool) -> Cells:
 
 def _of_one_width(side: Side, method: Method) -> tuple[Side, Side]:
   """Plain and drafted decoding as with `exact_bits`."""
-  drafter = method.drafter
-  pair = drafters.none(drafter.gamma), drafter._replace(may_abstain=False)
-  plain, drafted = (
-    sides.like(side, dataclasses.replace(method, drafter=each)) for each in pair
-  )
-  return plain, drafted
+  method = exact_bits.of_one_width(method)
+  return sides.like(side, exact_bits.plain(method)), sides.like(side, method)
 
 
 def _num_divergent(plain: Side, drafted: Side) -> int:
@@ -229,8 +224,10 @@ class Target:
       )
       name, *options = kind.split('+')
       name = '+'.join([model or name, *options])
-      for gamma in [0] if choice == NoDrafter() else settings.gammas:
-        found[name, gamma] = made.at(gamma) if gamma else made
+      is_one = isinstance(made.length, Tree) or choice == NoDrafter()
+      for gamma in settings.gammas:
+        each = made if is_one else made.at(gamma)
+        found[name, each.drafter.gamma] = each
     return found
 
   def _compile(self, prompt: Prompt, temperature: float) -> Programs:

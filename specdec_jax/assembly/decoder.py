@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.stages import Compiled
 
-from specdec_jax import drafters
 from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.drafters.choice import Drafting, Target
@@ -25,6 +24,7 @@ from specdec_jax.data import text_pool
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import Pool
 from specdec_jax.launch import agreement
+from specdec_jax.measure import exact_bits as exact_bits_lib
 from specdec_jax.models import families
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.theory.gamma_trials import ChosenGamma
@@ -122,19 +122,19 @@ class Decoder:
     once, for what it has compiled. TypeError for what is no integer."""
     gamma = operator.index(gamma)
     if gamma not in self.others and self.exact_bits and not gamma:
-      idle = drafters.none(self.drafter.gamma)
-      method = dataclasses.replace(self.method, drafter=idle)
+      method = exact_bits_lib.plain(self.method)
       self.others[gamma] = self._uncompiled(choice=NoDrafter(), method=method)
     if gamma not in self.others:
       choice = self.choice if gamma else NoDrafter()
       # All gammas share the weights: only functions are made anew.
       length = Fixed(gamma)
       made = choice.make(self.target_info, length)
+      target = made.target_of(self.target_info)
       method = dataclasses.replace(
-        self.method,
-        target=made.target_of(self.target_info),
-        drafter=_finished(made.drafter, self.exact_bits),
+        self.method, target=target, drafter=made.drafter
       )
+      if self.exact_bits:
+        method = exact_bits_lib.of_one_width(method)
       self.others[gamma] = self._uncompiled(
         choice=choice, length=length, drafting=made, method=method
       )
@@ -244,12 +244,6 @@ def outline(
       'exact_bits needs a gamma that is a number: bits depend on the width of '
       'the call'
     )
-  if exact_bits and isinstance(length, Tree):
-    # In a tree, attention sums its keys in another order, and the last bits
-    # change.
-    raise ValueError(
-      'exact_bits is for chains: leave out tree and num_continuations'
-    )
   if not (is_dry_run or model.is_random):
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
@@ -310,11 +304,6 @@ def own_params(params: Params) -> Any:
   )
 
 
-def _finished(drafter: Drafter, exact_bits: bool) -> Drafter:
-  """The drafter; with `exact_bits` without calls of width 1."""
-  return drafter._replace(may_abstain=False) if exact_bits else drafter
-
-
 def _made(
   target_info: Target,
   choice: DrafterChoice,
@@ -331,11 +320,13 @@ def _made(
   judge = rule.judge(target_info.sampling)
   method = Method(
     target=made.target_of(target_info),
-    drafter=_finished(made.drafter, exact_bits),
+    drafter=made.drafter,
     verify_fn=judge.verify_fn(made.drafter.tree),
     logits_to_probs=judge.sampling.to_probs(target_info.vocab_size),
     eos_id=target_info.eos_id,
   )
+  if exact_bits:
+    method = exact_bits_lib.of_one_width(method)
   return {'target_info': target_info, 'drafting': made, 'method': method}
 
 

@@ -15,7 +15,7 @@ from specdec_jax.base import Tree
 from specdec_jax.drafters.continuations import tree_of_copies
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.drafters.stateless import MAX_GAMMA, check_gamma
-from specdec_jax.launch.numbers import literal, number
+from specdec_jax.launch.numbers import literal, number, positive_int
 from specdec_jax.theory import trees as theory
 
 AUTO = 'auto'
@@ -56,6 +56,15 @@ def tree_option() -> Any:
     'best shape that is at most gamma deep, or the parents of nodes 1, 2, ..., '
     'such as 0,0,1',
     type=literal(_TREES),
+  )
+
+
+def continuations_option() -> Any:
+  """Makes the field `num_continuations: int` of a choice."""
+  return option(
+    1,
+    'several continuations, each of gamma tokens, as a tree',
+    type=positive_int,
   )
 
 

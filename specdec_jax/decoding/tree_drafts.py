@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import arrays, keys, trees
 from specdec_jax.base import (
   Array,
+  Arrays,
   Draft,
   Drafter,
   LanguageModel,
@@ -58,6 +60,45 @@ def placement(
   nodes = range(width + 1)
   placed = trees.placement(tree, nodes, lengths - 1, cache.capacity)
   return {'placement': placed}
+
+
+def by_paths(target: LanguageModel, tree: Tree) -> LanguageModel:
+  """Makes a target that scores each path from the root to a leaf as a chain, in
+  a row of its own, so that its bits are those of a chain.
+
+  With L leaves, a cache has L copies of each row from the call of a tree until
+  `gather`, which keeps the one of the accepted path.
+  """
+  paths = trees.leaf_paths(tree)
+  # In the paths [[0, 2, 0], [0, 1, 3]], nodes 0 to 3 are entries 0, 4, 1, 5.
+  first = np.unique(paths, return_index=True)[1]
+
+  def extend(
+    params: Arrays,
+    tokens: Array,
+    cache: Arrays,
+    at: Array | None = None,
+    placement: Placement | None = None,
+  ) -> tuple[Array, Arrays]:
+    if placement is None:
+      return target.extend(params, tokens, cache, at)
+    copies = jax.tree.map(lambda x: jnp.repeat(x, len(paths), axis=0), cache)
+    chains = tokens[:, paths].reshape(-1, paths.shape[1])
+    logits, cache = target.extend(params, chains, copies)
+    by_row = logits.reshape(tokens.shape[0], -1, logits.shape[2])
+    return by_row[:, first], cache
+
+  def gather(cache: Arrays, starts: Array, offsets: Array, span: int) -> Arrays:
+    del starts, span
+    # Beyond the accepted path, offsets may be those of any node.
+    is_on = offsets[:, None] + 1 == paths[None, :, 1:]
+    best = arrays.argmax(arrays.count_leading(is_on))[:, None]
+    of_paths = lambda x: x.reshape(-1, len(paths), *x.shape[1:])
+    pick = lambda x: arrays.take(of_paths(x), best)[:, 0]
+    return jax.tree.map(pick, cache)
+
+  # A target without `gather` takes no trees.
+  return target._replace(extend=extend, gather=target.gather and gather)
 
 
 class Line(NamedTuple):

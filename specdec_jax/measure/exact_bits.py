@@ -2,29 +2,57 @@
 of `exact_bits`, on the program that decodes."""
 
 import dataclasses
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, logits
-from specdec_jax.base import Array, Context, Draft, Drafter, Params, Prompt
+from specdec_jax import arrays, drafters, logits, trees, verification
+from specdec_jax.base import (
+  Array,
+  Arrays,
+  Context,
+  Draft,
+  Drafter,
+  Params,
+  Prompt,
+  Tree,
+  VerifyFn,
+)
+from specdec_jax.decoding import tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.verification import speculative_sampling
 
 # Iterations without a draft; each row then decodes the same with drafts.
 _NUM_STEPS = 48
 
 
-def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
+def of_one_width(method: Method) -> Method:
+  """Makes a method call its target at one width, drafts or not; each path of a
+  tree is then a chain."""
+  target, drafter = method.target, method.drafter._replace(may_abstain=False)
+  if drafter.tree is not None:
+    target = tree_drafts.by_paths(target, drafter.tree)
+  return dataclasses.replace(method, target=target, drafter=drafter)
+
+
+def plain(method: Method) -> Method:
+  """Makes plain decoding that calls its target as a method of one width."""
+  own = method.drafter
+  idle = drafters.none(own.gamma)._replace(tree=own.tree)
+  return dataclasses.replace(method, drafter=idle)
+
+
+def check(
+  method: Method, params: Arrays, prompt: Prompt, *, max_len: int
+) -> None:
   """Decodes random prompts greedily, first without drafts and then with rows in
   other places and drafts of which more or less is right, by one program.
 
   Args:
-    method: its target, and the gamma of its drafter, of chains.
+    method: its target, and the gamma and the tree of its drafter.
     params: the target's weights, where they lie.
     prompt: any of the batches: its shapes, and where it lies.
     max_len: as for `speculative.generate`.
@@ -34,27 +62,20 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
   """
   method, rng = _with_oracle(method), np.random.default_rng(0)
   prompt = _random(rng, prompt, method.target.vocab_size, max_len)
-  place = prompt.decoder_tokens.sharding
-  given = lambda tokens, is_on: {
-    'tokens': jax.device_put(tokens, place),
-    'is_on': jnp.asarray(is_on),
-  }
-  nothing = jnp.zeros((prompt.row_ids.size, max_len), jnp.int32)
-  off = given(nothing, False)
-  program = Program(
-    method=method,
-    params=Params(params, off),
-    prompt=prompt,
-    max_len=max_len,
-  )
+  place, shape = prompt.decoder_tokens.sharding, (prompt.row_ids.size, max_len)
+  given = lambda *values: Params(params, jax.device_put(values, place))
+  nothing = jnp.zeros(shape, jnp.int32)
+  off = given(nothing, nothing)
+  program = Program(method=method, params=off, prompt=prompt, max_len=max_len)
   generate, _ = program.whole.compile()
   key = jax.random.key(0)
-  plain = generate(Params(params, off), key, prompt)
+  expected = generate(off, key, prompt)
   # Rows a, b, c become c, a, b.
   turn = lambda x: jax.device_put(jnp.roll(x, 1, axis=0), x.sharding)
-  plain, prompt = jax.tree.map(turn, (plain, prompt))
-  truth = given(plain.tokens, True)
-  if not _same_bits(plain, generate(Params(params, truth), key, prompt)):
+  expected, prompt = jax.tree.map(turn, (expected, prompt))
+  ends = rng.integers(method.drafter.gamma + 1, size=shape, dtype=np.int32)
+  drafted = given(expected.tokens, ends)
+  if not _same_bits(expected, generate(drafted, key, prompt)):
     raise ValueError(
       'exact_bits cannot be kept: as this model is compiled here, the bits of '
       'a token depend on where its call has it; give another gamma or batch '
@@ -72,38 +93,49 @@ def _same_bits(one: DecodeOutput, other: DecodeOutput) -> Array:
 
 def _with_oracle(method: Method) -> Method:
   """Makes a greedy method of the same target, with drafts from its params."""
-  vocab_size = method.target.vocab_size
+  vocab_size, drafter = method.target.vocab_size, method.drafter
+  rule: VerifyFn = verification.speculative_sampling
+  if drafter.tree is not None:
+    rule = functools.partial(verification.greedy_walk, tree=drafter.tree)
   return dataclasses.replace(
     method,
-    drafter=_oracle(method.drafter.gamma, vocab_size),
-    verify_fn=speculative_sampling,
+    drafter=_oracle(drafter.gamma, drafter.tree, vocab_size),
+    verify_fn=rule,
     logits_to_probs=logits.standardize(temperature=0.0, vocab_size=vocab_size),
     eos_id=-1,
   )
 
 
-def _oracle(gamma: int, vocab_size: int) -> Drafter:
-  """Drafts the tokens that it is given, as many as another number in each
-  iteration, and wrong ones after them; nothing unless its params say so."""
-  nodes = np.arange(gamma, dtype=np.int32)[None]
+def _oracle(gamma: int, tree: Tree | None, vocab_size: int) -> Drafter:
+  """Drafts the right tokens on the path to a node and wrong ones elsewhere, or
+  nothing for node 0.
 
-  def propose(params: Any, row_keys: Array, context: Context, state: Any):
+  Its params are the tokens, int32 `[B, S]`, and a node for each committed
+  length, likewise.
+  """
+  shape = tree or Tree(tuple(range(gamma)))
+  above, depths = trees.ancestors(shape)[:, 1:], trees.depths(shape)[1:]
+  nodes = np.arange(1, gamma + 1, dtype=np.int32)[None]
+
+  def propose(
+    params: tuple[Array, Array], row_keys: Array, context: Context, state: None
+  ):
     del row_keys
-    truth = arrays.read_block(params['tokens'], context.lengths, gamma)
-    rows = jnp.arange(truth.shape[0], dtype=jnp.int32)
-    # With gamma 3, rows 0 and 1 of length 4 have 0 and 1 right tokens, and of
-    # length 5 they have 3 and 0.
-    num_right = (context.lengths * 7 + rows) % (gamma + 1)
-    wrong = (truth + 1 + nodes) % vocab_size
-    is_on = params['is_on'] & (num_right > 0)
+    tokens, ends = params
+    truth = arrays.read_block(tokens, context.lengths, int(depths[-1]))
+    truth = truth[:, depths - 1]
+    end = arrays.read_block(ends, context.lengths, 1)[:, 0]
+    is_right = jnp.asarray(above)[end]
     draft = Draft(
-      tokens=jnp.where(arrays.is_within(num_right, gamma), truth, wrong),
+      tokens=jnp.where(is_right, truth, (truth + nodes) % vocab_size),
       probs=None,
-      lengths=jnp.where(is_on, gamma, 0),
+      lengths=jnp.where(end > 0, gamma, 0),
     )
     return draft, state
 
-  return Drafter(gamma, lambda params, prompt, max_len: (), propose)
+  return Drafter(
+    gamma, lambda params, prompt, max_len: None, propose, tree=tree
+  )
 
 
 def _random(

@@ -95,7 +95,7 @@ COMPLAINTS = {
   ),
   'a tree for copies': (
     ('--tree', '4'),
-    'tree is for drafter model or quantized or eagle, not prompt_lookup',
+    'tree is for drafter model or quantized or eagle or none, not',
   ),
   'a tree that is none': (
     ('--draft_model', 'x', '--tree', '0,0,9'),

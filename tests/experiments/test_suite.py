@@ -48,7 +48,8 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
   argv = (
     *('--targets', model, '--out', tmp_path, *USUAL),
     '--drafters',
-    f'model={model},ngram,none,eagle={head},eagle+lookup={head}',
+    f'model={model},ngram,none,eagle={head},eagle+lookup={head},'
+    f'eagle+tree:3={head}',
     *('--categories', 'maths,random tokens,long input'),
     '--exact_bits',
   )
@@ -58,14 +59,14 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
   figures = json.loads((tmp_path / 'suite.json').read_text())
   assert 'do not fit: long input' in figures['notes'][0]
   rows = {(row['category'], row['drafter']): row for row in figures['rows']}
-  assert len(rows) == len(figures['rows']) == 2 * 5
+  assert len(rows) == len(figures['rows']) == 2 * 6
   own = rows['maths', str(model)]
   # Two drafted tokens and the bonus token; the third position has none.
   assert (own['tokens_per_target_run'], own['alpha_2']) == (3.0, 1.0)
   assert (own['alpha_3'], own['identical_rows'], own['rows']) == (None, 2, 2)
   assert rows['random tokens', 'none']['tokens_per_target_run'] == 1.0
   # The target keeps features for both, and what it says stays the same.
-  for name in (str(head), f'{head}+lookup'):
+  for name in (str(head), f'{head}+lookup', f'{head}+tree:3'):
     row = rows['maths', name]
     assert (row['identical_rows'], row['rows']) == (2, 2)
     assert row['exact_rows'] == 2
@@ -121,7 +122,7 @@ def test_drafters_of_an_encoder_decoder_have_their_own_states(
   [
     (('--drafters', 'model'), 'KIND=MODEL'),
     (('--drafters', 'medusa'), "'medusa'"),
-    (('--drafters', 'eagle+tree=x'), "'tree'"),
+    (('--drafters', 'eagle+tree=x'), 'a number of nodes'),
     (('--drafters', 'uniform+max_ngram:2'), "'max_ngram'"),
     (('--verification', 'block+beta:2'), "'beta'"),
     (('--batch_sizes', '8'), '--num_prompts'),

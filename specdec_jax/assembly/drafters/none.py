@@ -5,15 +5,18 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.base import Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoDrafter:
-  """Plain decoding, through the same loop. `gamma` counts only with
-  `exact_bits`: it is that of the drafter whose tokens are to be the same.
+  """Plain decoding, through the same loop. Fields count only with `exact_bits`:
+  they are those of the drafter whose tokens are to be the same.
   """
 
   gamma: lengths.Gamma | None = lengths.gamma_option()
+  tree: lengths.Shape | None = lengths.tree_option()
+  num_continuations: int = lengths.continuations_option()
 
   length = lengths.Fixed(0)
 
@@ -22,7 +25,14 @@ class NoDrafter:
     """What a target call has room for, beside the pending token."""
     if not self.gamma:
       raise ValueError('exact_bits needs the gamma of the drafter it is for')
-    return lengths.of(gamma=self.gamma)
+    return lengths.of(
+      gamma=self.gamma,
+      tree=self.tree,
+      num_continuations=self.num_continuations,
+    )
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
+    if isinstance(length, Tree):
+      idle = drafters.none(len(length.parents))
+      return Drafting(drafter=idle._replace(tree=length))
     return Drafting(drafter=drafters.none(lengths.fixed(length)))

@@ -25,11 +25,7 @@ class PromptLookup:
     'that is less)',
     type=positive_int,
   )
-  num_continuations: int = option(
-    1,
-    'several continuations, each of gamma tokens, as a tree',
-    type=positive_int,
-  )
+  num_continuations: int = lengths.continuations_option()
 
   def __post_init__(self):
     # Checked here, before a model is loaded, with the names of the options.
