@@ -137,12 +137,22 @@ def query_key_value(
     name: count * config.head_dim
     for name, count in zip(PROJECTIONS, num_heads, strict=True)
   }
-  # [B, T, H * D] to [B, H, T, D], the layout of the cache.
   queries, keys, values = (
-    y.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
+    by_head(y, config.head_dim)
     for y in projections(module, x, widths, dtype=config.dtype, **options)
   )
   return queries, keys, values
+
+
+def by_head(x: Array, head_dim: int) -> Array:
+  """Splits `[B, T, H * D]` into heads, `[B, H, T, D]`, the layout of caches."""
+  # Without the barrier, the compiler for a v5p splits the product itself into
+  # heads, and changes each kernel's layout in every call.
+  x = jax.lax.platform_dependent(
+    x, tpu=jax.lax.optimization_barrier, default=lambda x: x
+  )
+  # 3 positions with 2 heads of 4 features: [1, 3, 8] becomes [1, 2, 3, 4].
+  return x.reshape(*x.shape[:2], -1, head_dim).transpose(0, 2, 1, 3)
 
 
 def joint_name(names: Iterable[str]) -> str:

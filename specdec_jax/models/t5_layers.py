@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +17,7 @@ from specdec_jax.models.layers import (
   Dropout,
   Mlp,
   RMSNorm,
+  by_head,
   joint_name,
   parameter,
 )
@@ -215,14 +215,8 @@ class Attention(nn.Module):
     return self.out(mixed)
 
   def _by_head(self, x: Array) -> Array:
-    # Without the barrier, the compiler for a v5p splits the product itself into
-    # heads, and changes each kernel's layout in every call.
-    x = jax.lax.platform_dependent(
-      x, tpu=jax.lax.optimization_barrier, default=lambda x: x
-    )
-    shape = (*x.shape[:2], self.config.num_heads, self.config.head_dim)
-    by_head = x.reshape(shape).transpose(0, 2, 1, 3)
-    return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
+    x = by_head(x, self.config.head_dim)
+    return rules.constrain(x, 'batch', 'heads', 'length', 'kv')
 
 
 class EncoderLayer(nn.Module):

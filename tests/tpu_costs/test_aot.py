@@ -248,28 +248,32 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
 @pytest.mark.tpu
 @needs_libtpu
 @pytest.mark.slow
-def test_a_v5p_lays_out_no_kernel_anew(monkeypatch):
-  assert copied_kernels() == 0
+@pytest.mark.parametrize('name', ['t5_1_1_xxl', 'llama_3_1_8b'])
+def test_a_v5p_lays_out_no_kernel_anew(name, monkeypatch):
+  assert copied_kernels(name) == 0
   # Without the barrier, those of the projections.
   monkeypatch.setattr(jax.lax, 'optimization_barrier', lambda x: x)
   jax.clear_caches()
-  assert copied_kernels() > 0
+  assert copied_kernels(name) > 0
   jax.clear_caches()
 
 
-def copied_kernels() -> int:
-  """Kernels that a call over 13 positions copies, of T5-XXL with one layer."""
-  config = dataclasses.replace(
-    presets.PRESETS['t5_1_1_xxl'],
-    **{'num_encoder_layers': 1, 'num_decoder_layers': 1},
-    dtype=jnp.bfloat16,
-  )
+def copied_kernels(name: str) -> int:
+  """Kernels that a call over 13 positions copies, of a model with one layer."""
+  config = presets.PRESETS[name]
+  sizes = {
+    field.name: 1
+    for field in dataclasses.fields(config)
+    if field.name.endswith('_layers')
+  }
+  config = dataclasses.replace(config, **sizes, dtype=jnp.bfloat16)
   model = families.language_model(config)
   params = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16),
     families.param_shapes(config),
   )
-  prompt = toy.prompt([[1]], encoder_rows=[[1]], encoder_width=512)
+  encoder = {'encoder_rows': [[1]], 'encoder_width': 512}
+  prompt = toy.prompt([[1]], **encoder if name.startswith('t5') else {})
   init = lambda params, prompt: model.init(params, prompt, 142)
   cache = jax.eval_shape(init, params, prompt)
   tokens = jax.ShapeDtypeStruct((1, 13), jnp.int32)

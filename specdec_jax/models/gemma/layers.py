@@ -19,6 +19,7 @@ from specdec_jax.models.layers import (
   Dense,
   Embed,
   Mlp,
+  by_head,
   inverse_root,
   parameter,
   query_key_value,
@@ -224,13 +225,11 @@ class Layer(nn.Module):
 
 def _by_head(config: GemmaConfig, x: Array) -> Array:
   """Splits `[B, T, H * D]` into heads, `[B, H, T, D]`."""
-  # 3 positions with 2 heads of 4 features: [1, 3, 8] becomes [1, 2, 3, 4].
-  by_head = x.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
-  return _placed(by_head)
+  return _placed(by_head(x, config.head_dim))
 
 
-def _placed(by_head: Array) -> Array:
-  return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
+def _placed(x: Array) -> Array:
+  return rules.constrain(x, 'batch', 'heads', 'length', 'kv')
 
 
 def _attend(config: GemmaConfig, *inputs: Array, used_only: bool) -> Array:
