@@ -70,6 +70,9 @@ setup(
     'specdec_jax.trace': ['*.css', '*.html', '*.js'],
     **{f'specdec_jax.{name}': ['*.gin'] for name in _GIN_CONFIGS},
   },
+  # An editable install adds this folder to the path. With the usual finder, a
+  # script beside a clone named specdec_jax would import the clone's folder.
+  options={'editable_wheel': {'mode': 'compat'}},
   python_requires='>=3.11',
   install_requires=['flax>=0.12.8', 'jax>=0.10.2', 'numpy>=2'],
   extras_require={

@@ -77,18 +77,34 @@ def test_a_wheel_has_every_file_of_the_package(built):
   assert {path / '__init__.py' for path in folders} <= expected
 
 
-def test_an_installed_wheel_decodes(built, tmp_path):
-  """In an environment of its own, which sees the packages of this one."""
-  [wheel] = built.glob('*.whl')
-  venv.create(tmp_path, with_pip=False)
-  python = tmp_path / 'bin' / 'python'
-  pip = (sys.executable, '-m', 'pip', '--python', python, 'install')
-  call(*pip, '--no-index', '--no-deps', wheel, cwd=tmp_path)
-  [site] = tmp_path.glob('lib/python*/site-packages')
+def environment(folder: pathlib.Path, *install) -> tuple[pathlib.Path, str]:
+  """An environment with the package, which sees the other packages of this one:
+  its Python and its site-packages."""
+  venv.create(folder, with_pip=False)
+  python = folder / 'bin' / 'python'
+  [site] = folder.glob('lib/python*/site-packages')
   (site / 'others.pth').write_text(sysconfig.get_path('purelib'))
+  pip = (sys.executable, '-m', 'pip', '--python', python, 'install')
+  call(*pip, '--no-index', '--no-deps', *install, cwd=folder)
+  return python, str(site)
+
+
+def test_an_installed_wheel_decodes(built, tmp_path):
+  python, site = environment(tmp_path, *built.glob('*.whl'))
   specdec = (tmp_path / 'bin' / 'specdec', 'generate', '--prompt', 'A library')
   choices = ('--model', 'lm-nano', '--max_new_tokens', '4', '--json', '-')
   found = json.loads(call(*specdec, *choices, cwd=tmp_path))
   assert len(found['tokens']) == 4
   where = 'import specdec_jax; print(specdec_jax.__file__)'
-  assert call(python, '-c', where, cwd=tmp_path).startswith(str(site))
+  assert call(python, '-c', where, cwd=tmp_path).startswith(site)
+
+
+def test_a_script_beside_a_clone_imports_the_package(built, tmp_path):
+  """A clone has the package's name, and no `__init__.py`."""
+  clone, script = tmp_path / 'specdec_jax', tmp_path / 'script.py'
+  shutil.copytree(built.parent / 'source', clone)
+  install = ('--no-build-isolation', '--editable', clone)
+  python, _ = environment(tmp_path / 'environment', *install)
+  script.write_text('import specdec_jax; print(specdec_jax.__file__)')
+  found = call(python, script, cwd=tmp_path).strip()
+  assert found == str(clone / 'specdec_jax' / '__init__.py')
