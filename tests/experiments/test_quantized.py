@@ -15,6 +15,15 @@ from specdec_jax.tpu_costs import aot, parts, workloads
 NAME, LONG = 't5_1_1_xxl', 'llama_3_1_8b'
 
 
+@pytest.fixture(autouse=True)
+def named_loops():
+  # Programs name their loops, as users' do; those of tests are shorter.
+  name = 'jax_include_full_tracebacks_in_locations'
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, False)
+
+
 def _needs_libtpu() -> None:
   if importlib.util.find_spec('libtpu') is None:
     pytest.skip('needs libtpu: pip install -e ".[tpu]"')
