@@ -155,6 +155,12 @@ def test_another_door_has_the_same_bits_and_the_setting_is_needed():
   assert decoded(load(), 1) != decoded(load().at(0), 1)
 
 
+def test_a_tree_without_exact_bits_has_a_plain_decoder_too():
+  drafted = specdec_jax.load('lm-nano', gamma=3, num_continuations=2)
+  tokens = lambda decoder: [each for each, _ in decoded(decoder)]
+  assert tokens(drafted) == tokens(drafted.at(0))
+
+
 @pytest.mark.slow
 def test_the_self_test_is_greedy_for_sampled_rows_too():
   assert decoded(load(exact_bits=True, temperature=1.0))

@@ -133,6 +133,9 @@ class Decoder:
       method = dataclasses.replace(
         self.method, target=target, drafter=made.drafter
       )
+      if self.drafter.tree is not None:
+        chain_rule = self.rule.judge(self.sampling).verify_fn(None)
+        method = dataclasses.replace(method, verify_fn=chain_rule)
       if self.exact_bits:
         method = exact_bits_lib.of_one_width(method)
       self.others[gamma] = self._uncompiled(
