@@ -270,6 +270,8 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
 
 def _drafts(decoder: Decoder, tree: Tree) -> bool:
   """Tells whether a decoder's drafter drafts this very tree."""
+  if not decoder.drafter.gamma:  # Plain decoding takes trees, and drafts none.
+    return False
   greedy = dataclasses.replace(decoder.target_info, sampling=Sampling())
   try:
     return decoder.choice.make(greedy, tree).drafter.tree == tree
