@@ -125,21 +125,12 @@ class Decoder:
       method = exact_bits_lib.plain(self.method)
       self.others[gamma] = self._uncompiled(choice=NoDrafter(), method=method)
     if gamma not in self.others:
-      choice = self.choice if gamma else NoDrafter()
       # All gammas share the weights: only functions are made anew.
-      length = Fixed(gamma)
-      made = choice.make(self.target_info, length)
-      target = made.target_of(self.target_info)
-      method = dataclasses.replace(
-        self.method, target=target, drafter=made.drafter
-      )
-      if self.drafter.tree is not None:
-        chain_rule = self.rule.judge(self.sampling).verify_fn(None)
-        method = dataclasses.replace(method, verify_fn=chain_rule)
-      if self.exact_bits:
-        method = exact_bits_lib.of_one_width(method)
+      choice, length = self.choice if gamma else NoDrafter(), Fixed(gamma)
+      chosen = choice, self.rule, length
+      made = _made(self.target_info, *chosen, exact_bits=self.exact_bits)
       self.others[gamma] = self._uncompiled(
-        choice=choice, length=length, drafting=made, method=method
+        choice=choice, length=length, **made
       )
     # `remember` may have replaced the pool of texts since.
     params = self.params if gamma else Params(target=self.params.target)
@@ -237,7 +228,7 @@ def outline(
   raises as `api.load`."""
   length, judge = drafter.length, rule.judge(sampling)
   if isinstance(drafter, NoDrafter):
-    length = drafter.width if exact_bits else drafter.length
+    length = drafter.width(exact_bits)
   judge.sampling.check_is_used()
   config = models.read_config(model)
   is_free = judge.is_lossless and not exact_bits

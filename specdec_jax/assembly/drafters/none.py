@@ -20,11 +20,21 @@ class NoDrafter:
 
   length = lengths.Fixed(0)
 
-  @property
-  def width(self) -> lengths.Length:
-    """What a target call has room for, beside the pending token."""
+  def width(self, exact_bits: bool) -> lengths.Length:
+    """What a target call has room for, beside the pending token; ValueError for
+    a tree that would not count, or without a gamma that does."""
+    if not exact_bits:
+      if self.tree is not None or self.num_continuations > 1:
+        raise ValueError(
+          'plain decoding has a tree only with exact_bits: give that too, or '
+          'leave tree and num_continuations out'
+        )
+      return self.length
     if not self.gamma:
-      raise ValueError('exact_bits needs the gamma of the drafter it is for')
+      raise ValueError(
+        'exact_bits needs the gamma of the drafter whose tokens are to be the '
+        'same: give gamma'
+      )
     return lengths.of(
       gamma=self.gamma,
       tree=self.tree,
