@@ -157,7 +157,10 @@ def _training(run: Path) -> dict[str, Any]:
         for name in ('TOKENS', 'TARGET_TOKENS')
         for folder in _folders(macros.get(name, ()))
       ),
-      *_texts(macros),
+      *(
+        _texts(folder, macros.get('NUM_PARTS'))
+        for folder in _folders(macros.get('TEXTS', ()))
+      ),
     ],
     'settings': {
       name: _shown(value)
@@ -205,23 +208,18 @@ def _tokens(folder: Path) -> dict[str, Any]:
   return {'name': folder.name} | {name: split.get(name) for name in names}
 
 
-def _texts(macros: dict[str, Any]) -> list[dict[str, Any]]:
-  """Describes the texts that a target wrote for the run, if it learned from
-  such."""
-  if (folder := macros.get('TEXTS')) is None:
-    return []
+def _texts(folder: str, num_parts: int | None) -> dict[str, Any]:
+  """Describes texts that a target wrote for the run."""
   description = written_texts.load_description(folder)
-  parts = written_texts.load_parts(folder, macros.get('NUM_PARTS'))
-  return [
-    {
-      'name': Path(folder).name,
-      'examples': sum(len(part) for part in parts),
-      'target_tokens': sum(part.num_written for part in parts),
-      'sha256': description.text('prompts_sha256'),
-      'writer': f'{description.text("model")} in {description.text("dtype")}',
-      'temperatures': description.values['temperatures'],
-    }
-  ]
+  parts = written_texts.load_parts(folder, num_parts)
+  return {
+    'name': Path(folder).name,
+    'examples': sum(len(part) for part in parts),
+    'target_tokens': sum(part.num_written for part in parts),
+    'sha256': description.text('prompts_sha256'),
+    'writer': f'{description.text("model")} in {description.text("dtype")}',
+    'temperatures': description.values['temperatures'],
+  }
 
 
 def _curve(

@@ -27,6 +27,8 @@ from specdec_jax.files.paths import local_path
 from specdec_jax.launch import agreement
 
 DESCRIPTION = 'written.json'
+# What a model wrote: one folder, or several.
+Folders = str | Path | Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,16 +173,16 @@ def begin(folder: str | Path, description: Mapping[str, object]) -> None:
 
 
 def token_counts(
-  folder: str | Path, vocab_size: int, *, num_parts: int | None = None
+  folders: Folders, vocab_size: int, *, num_parts: int | None = None
 ) -> np.ndarray:
-  """Counts how often the model wrote each token, int64 `[V]`, in the first
-  parts or in all; ValueError if a token is none of V."""
+  """Counts how often the model wrote each token, int64 `[V]`, in what
+  `load_parts` loads; ValueError if a token is none of V."""
   counts = np.zeros(vocab_size, np.int64)
-  for texts in load_parts(folder, num_parts):
+  for texts in load_parts(folders, num_parts):
     written = texts.tokens[is_written(texts)]
     if (largest := int(written.max(initial=0))) >= vocab_size:
       raise ValueError(
-        f'{folder} has token {largest}, which is none of {vocab_size}'
+        f'{folders} has token {largest}, which is none of {vocab_size}'
       )
     counts += np.bincount(written, minlength=vocab_size)
   return counts
@@ -205,21 +207,30 @@ def is_written(texts: WrittenTexts) -> np.ndarray:
 
 
 def load_parts(
-  folder: str | Path, num_parts: int | None = None
+  folders: Folders, num_parts: int | None = None
 ) -> list[WrittenTexts]:
-  """Maps the first parts, or all; ValueError if there are fewer, or none."""
-  found = part_indices(folder)
-  wanted = list(range(num_parts)) if num_parts else found
-  if not wanted or not set(wanted) <= set(found):
-    raise ValueError(
-      f'{folder} has {len(found)} complete parts, {num_parts or 1} are needed: '
-      'go on with specdec data write'
-    )
-  return [load_part(folder, index) for index in wanted]
+  """Maps the first parts of a folder or of each of several, or all; ValueError
+  if there are fewer, or none."""
+  parts = []
+  for folder in names(folders):
+    found = part_indices(folder)
+    wanted = list(range(num_parts)) if num_parts else found
+    if not wanted or not set(wanted) <= set(found):
+      raise ValueError(
+        f'{folder} has {len(found)} complete parts, {num_parts or 1} are '
+        'needed: go on with specdec data write'
+      )
+    parts += [load_part(folder, index) for index in wanted]
+  return parts
+
+
+def names(folders: Folders) -> Sequence[str | Path]:
+  """Lists the folders that one setting names: one, or several."""
+  return [folders] if isinstance(folders, str | Path) else folders
 
 
 def from_written_texts(
-  folder: str,
+  folder: Folders,
   *,
   batch_size: int,
   length: int = 512,
@@ -229,12 +240,12 @@ def from_written_texts(
   max_validation_rows: int | None = None,
 ) -> Dataset:
   """Makes packed batches of a folder of `specdec data write --prompts
-  --layers`: `_read` says of what.
+  --layers`, or of several: `_read` says of what.
 
   Rows have `length` columns, and longer texts are cut. It trains on the first
-  `num_parts`, None being all that are complete; one of `held_out` texts of a
-  part, at least 2, is for validation. Other arguments are those of
-  `datasets.from_token_files`.
+  `num_parts` of each folder, None being all that are complete; one of
+  `held_out` texts of a part, at least 2, is for validation. Other arguments are
+  those of `datasets.from_token_files`.
 
   Raises ValueError if there are no texts, they have no streams, there are fewer
   rows than a batch has, or `held_out` is out of range.

@@ -82,11 +82,9 @@ def infer(
       return strategies.show_footprint(outline(is_dry_run=True))
     if not output_dir:
       raise ValueError('INFER_OUTPUT_DIR is empty: name a folder for results')
-    # The task is found at once; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
     job = _with_samplings(outline(), task)
-    _advise(job, task)
     run = _Run(
       job=job,
       task=task,
@@ -192,6 +190,7 @@ def _decode_shard(run: _Run) -> int:
     if processes.ask_first(is_complete):
       _say(f'{path} is complete already')
       return 0
+    _advise(run.job, run.task)
     return _decode_chunks(run)
 
 

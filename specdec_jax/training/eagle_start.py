@@ -1,12 +1,14 @@
 """Where an EAGLE-3 network begins: sizes that fit a target, and parameters."""
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
 from specdec_jax.data import written_texts
+from specdec_jax.data.written_texts import Folders
 from specdec_jax.models.drafting import eagle
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
@@ -22,7 +24,7 @@ _SHARE_OF_OTHERS = 0.1
 def eagle_config(
   *,
   target: str,
-  texts: str,
+  texts: Folders,
   draft_vocab_size: int = 8192,
   mlp_dim: int | None = None,
   num_heads: int | None = None,
@@ -32,27 +34,20 @@ def eagle_config(
   are the default.
 
   It reads the streams that were kept in `texts`, a folder of `specdec data
-  write --prompts`, but the last of them, which is the target's output.
-  Features are normed one by one, and the normed state is that of the next
-  drafted position. ValueError if the last stream is another, or another target
-  wrote the texts.
+  write --prompts`, or several, but the last of them, which is the target's
+  output. Features are normed one by one, and the normed state is that of the
+  next drafted position. ValueError if the last stream is another, folders have
+  different ones, or another target wrote the texts.
   """
   config, params = training.read_target(target, jnp.float32)
-  description = written_texts.load_description(texts)
-  layers = description.counts('layers', [])
-  if len(layers) < 2 or layers[-1] != config.num_layers:
-    raise ValueError(
-      f'{texts} has the streams of layers {layers}; an EAGLE-3 drafter '
-      f'needs some and the last output: give specdec data write --layers, '
-      f'and {config.num_layers} as the last of them'
-    )
   own = training.head_digest(training.head_of(config, params))
-  # Earlier versions wrote no digest.
-  if description.text(training.HEAD_DIGEST, own) != own:
-    raise ValueError(
-      f'{texts} was written by another model than {target}: by '
-      f'{description.text("model", "one")}, with other logits'
-    )
+  first, *others = written_texts.names(texts)
+  layers = _layers(first, config, target, own)
+  for folder in others:
+    if (found := _layers(folder, config, target, own)) != layers:
+      raise ValueError(
+        f'{folder} has the streams of layers {found}, {first} of {layers}'
+      )
   return EagleConfig(
     vocab_size=config.vocab_size,
     draft_vocab_size=draft_vocab_size,
@@ -71,20 +66,41 @@ def eagle_config(
   )
 
 
+def _layers(
+  folder: str | Path, config: LlamaConfig, target: str, digest: str
+) -> list[int]:
+  """Reads the layers whose streams a folder has; ValueError if a drafter needs
+  others, or the target of this digest did not write it."""
+  description = written_texts.load_description(folder)
+  layers = description.counts('layers', [])
+  if len(layers) < 2 or layers[-1] != config.num_layers:
+    raise ValueError(
+      f'{folder} has the streams of layers {layers}; an EAGLE-3 drafter '
+      f'needs some and the last output: give specdec data write --layers, '
+      f'and {config.num_layers} as the last of them'
+    )
+  # Earlier versions wrote no digest.
+  if description.text(training.HEAD_DIGEST, digest) != digest:
+    raise ValueError(
+      f'{folder} was written by another model than {target}: by '
+      f'{description.text("model", "one")}, with other logits'
+    )
+  return layers
+
+
 def eagle_params(
   config: EagleConfig,
   rng_key: Array,
   *,
   target: str,
-  texts: str,
+  texts: Folders,
   num_parts: int | None = None,
 ) -> ArrayTree:
   """Makes the parameters that a network begins from: near the target, but for
   its layer, which is drawn.
 
   The tokens that can be drafted are those that the target wrote most often in
-  `texts`, a folder of `specdec data write --prompts`; how much of its output
-  they cover is printed.
+  `texts`, as for `eagle_config`; how much of its output they cover is printed.
   """
   counts = written_texts.token_counts(
     texts, config.vocab_size, num_parts=num_parts

@@ -440,6 +440,30 @@ def test_batches_hold_every_text_once_with_its_streams(texts):
   assert found.keys() == expected.keys()
 
 
+def test_several_folders_are_read_as_one(texts, tmp_path):
+  first, other = texts / 'texts', tmp_path / 'more'
+  shutil.copytree(first / 'part-00001', other / 'part-00001')
+  shutil.copy(first / 'written.json', other)
+  both = [str(first), str(other)]
+  counts = [written_texts.token_counts(each, 264) for each in (*both, both)]
+  assert counts[1].any()
+  np.testing.assert_array_equal(counts[0] + counts[1], counts[2])
+  dataset = written_texts.from_written_texts(both, batch_size=1, length=64)
+  assert len(dataset.contents) == 4
+
+  config_of = functools.partial(
+    eagle_start.eagle_config,
+    target=str(texts / 'model'),
+    draft_vocab_size=64,
+  )
+  assert config_of(texts=both) == config_of(texts=both[0])
+  description = written_texts.load_description(other).values
+  text = json.dumps({**description, 'layers': [1, 3]})
+  (other / 'written.json').write_text(text)
+  with pytest.raises(ValueError, match=r'more has .* \[1, 3\]'):
+    config_of(texts=both)
+
+
 def test_texts_without_the_last_stream_are_refused(texts, tmp_path):
   written_texts.begin(tmp_path / 'other', {'layers': [1, 2]})
   with pytest.raises(ValueError, match=r'layers \[1, 2\].*3'):
