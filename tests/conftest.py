@@ -8,6 +8,7 @@ import pathlib
 import resource
 import sys
 import tempfile
+import time
 
 # Eight devices; and the code of a small program is not cut into many modules,
 # which takes longer than it saves where every core is busy.
@@ -90,6 +91,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
       if item.get_closest_marker('optimized'):
         item.add_marker(skip)
+
+
+def pytest_runtest_setup(item):
+  # Seconds since 1970, which `.ci/run` sets.
+  end = float(os.environ.get('TESTS_END', 'inf'))
+  if time.time() > end and not item.get_closest_marker('optimized'):
+    pytest.skip('no time is left')
 
 
 # A process can map 65,530 pieces of memory on Linux, and a compiled program
