@@ -43,13 +43,17 @@ def ship(
   once above all folders; an EAGLE-3 drafter has that of its target, and a
   picture of its learning curve.
 
-  The last of `runs` has the model; each began from the one before. `manifest`
-  is None for a drafter that learned from texts of its target alone; `about` is
-  what the runs do not say, such as the device. ValueError if a run is not
-  finished, or has another vocabulary than what was shipped before, or there is
-  no manifest.
+  The last of `runs` has the model; each began from the one before. If the first
+  began from the model that is shipped, its card keeps what it says of the runs
+  before. `manifest` is None for a drafter that learned from texts of its target
+  alone; `about` is what the runs do not say, such as the device. ValueError if
+  a run is not finished, or has another vocabulary than what was shipped before,
+  or there is no manifest.
   """
   records = [_training(Path(run)) for run in runs]
+  begun_from = records[0]['settings'].get('INITIAL_CHECKPOINT_PATH')
+  if begun_from == name:
+    records = card.load(name)['training'] + records
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
   config = formats.read_config(source, jnp.bfloat16)
   is_eagle = families.drafts_for(config) == 'eagle'

@@ -210,6 +210,18 @@ def test_what_cannot_be_shipped(folder, shipped, tmp_path, capsys):
   assert pretrained.names() == ('toy-mini',)
 
 
+def test_a_shipped_model_is_trained_further(folder, shipped, tmp_path):
+  assert ship(folder, 'toy-mini', 'target') == 0
+  shutil.copytree(folder / 'near', tmp_path / 'further')
+  with (tmp_path / 'further/config.gin').open('a') as gin:
+    gin.write("\nINITIAL_CHECKPOINT_PATH = 'toy-mini'\n")
+  arguments = ['--run', str(tmp_path / 'further'), '--name=toy-mini']
+  arguments += ['--manifest', str(folder / 'manifest.json'), '--device=two']
+  assert main(['ship', *arguments, '--overwrite']) == 0
+  runs = [run['run'] for run in card.load('toy-mini')['training']]
+  assert runs == ['target', 'further']
+
+
 # Linen's LayerNorm promotes bfloat16 to float32 by itself.
 @jax.numpy_dtype_promotion('standard')
 def test_other_networks_are_shipped_in_our_format(
@@ -222,7 +234,6 @@ def test_other_networks_are_shipped_in_our_format(
   assert ship(tmp_path, 'lm-toy', 'lm') == 2
   assert 'no manifest' in capsys.readouterr().err
   assert pretrained.names() == ()
-  shutil.copy(folder / 'manifest.json', tmp_path)
   assert ship(tmp_path, 'lm-toy', 'lm') == 0
   assert ship(folder, 'draft-toy', 'block') == 0
   model = loading.load('lm-toy', dtype=jnp.bfloat16)
