@@ -234,6 +234,7 @@ def test_other_networks_are_shipped_in_our_format(
   assert ship(tmp_path, 'lm-toy', 'lm') == 2
   assert 'no manifest' in capsys.readouterr().err
   assert pretrained.names() == ()
+  shutil.copy(folder / 'manifest.json', tmp_path)
   assert ship(tmp_path, 'lm-toy', 'lm') == 0
   assert ship(folder, 'draft-toy', 'block') == 0
   model = loading.load('lm-toy', dtype=jnp.bfloat16)
