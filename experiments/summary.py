@@ -38,9 +38,9 @@ _SUITE_TEXT = """\
 _EAGLE_TEXT = """\
 - **An EAGLE-3 drafter, trained here on two cores:** with `{drafter}` at gamma
   {gamma}, SmolLM2-135M gives {tokens} tokens per target run, at {speeds} times
-  plain decoding's speed, on {categories} ({on}, {dtype}). Prompt lookup gives
-  {copied} tokens at {copied_speeds} times that speed; both combined give {both}
-  at {both_speeds}. The [suite](../experiments/eagle/suite/suite.md) has more.
+  plain decoding's speed, on {categories} ({on}, {dtype}). With prompt lookup
+  where it finds a match it gives {both} at {both_speeds}. The
+  [suite](../experiments/eagle/suite/suite.md) has more.
 """
 _AUTO_TEXT = """\
 - **The gamma that `gamma='auto'` chooses** reaches {of_best} of the speed of
@@ -230,13 +230,12 @@ def _suite(suite: dict[str, Any]) -> Cells:
 
 
 def _eagle(suite: Cells) -> Cells:
-  """The EAGLE-3 drafter alone, against copying and with it, on the categories
-  that it was trained for."""
-  categories = 'chat', 'coding', 'summarisation'
+  """The EAGLE-3 drafter alone, and with copying, by category."""
   by_drafter: dict[str, dict[str, Cells]] = {}
   for row in suite['rows']:
     by_drafter.setdefault(row['drafter'], {})[row['category']] = row
   drafter = next(name for name in by_drafter if name.endswith('-eagle'))
+  categories = tuple(by_drafter[drafter])
   shown = lambda name, column: _listed(
     f'{by_drafter[name][category][column]:.2f}' for category in categories
   )
@@ -249,8 +248,6 @@ def _eagle(suite: Cells) -> Cells:
     'dtype': suite['dtype'],
     'tokens': shown(drafter, tokens),
     'speeds': shown(drafter, speed),
-    'copied': shown('prompt_lookup', tokens),
-    'copied_speeds': shown('prompt_lookup', speed),
     'both': shown(f'{drafter}+lookup', tokens),
     'both_speeds': shown(f'{drafter}+lookup', speed),
   }
