@@ -225,7 +225,10 @@ def load_parts(
 
 
 def names(folders: Folders) -> Sequence[str | Path]:
-  """Lists the folders that one setting names: one, or several."""
+  """Lists the folders that one setting names: one, or several; ValueError if
+  it names none."""
+  if not folders:
+    raise ValueError('no folder of texts is named: give TEXTS one or more')
   return [folders] if isinstance(folders, str | Path) else folders
 
 

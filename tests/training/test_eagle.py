@@ -462,6 +462,8 @@ def test_several_folders_are_read_as_one(texts, tmp_path):
   (other / 'written.json').write_text(text)
   with pytest.raises(ValueError, match=r'more has .* \[1, 3\]'):
     config_of(texts=both)
+  with pytest.raises(ValueError, match='no folder'):
+    config_of(texts=[])
 
 
 def test_texts_without_the_last_stream_are_refused(texts, tmp_path):
