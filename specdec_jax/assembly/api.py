@@ -75,8 +75,9 @@ def load(
       integers, with a scale for each output or 64 weights; None for `dtype`.
     cache_dtype: 'int8' keeps the target's keys and values as integers, with a
       scale for each position and head; None for `dtype`.
-    sizes: of a T5X checkpoint, which does not state them.
-    vocabulary: the path of one, where none lies beside the model.
+    sizes: the name or the model.json of a T5X checkpoint's sizes, which it does
+      not contain.
+    vocabulary: the path of one, if the model's folder has none.
     exact_bits: runs the target at one width, drafts or not, so that greedy text
       is that of plain decoding bit for bit in bfloat16 too, which
       `Decoder.at(0)` gives; see docs/exactness.md. `generate` first tests that
@@ -89,7 +90,7 @@ def load(
       `Completion.gamma` is what served a text, `Decoder.gammas` has the reason.
 
   Raises:
-    ValueError: if a model cannot be had, the choices do not fit together, or
+    ValueError: if a model cannot be read, the choices do not fit together, or
       there is no device of the kind that `JAX_PLATFORMS` names.
     ImportError: if a package that reads a model is not installed.
   """
@@ -199,8 +200,8 @@ def generate(
     system: with `chat`, the message before each prompt.
     tools: with a chat template, functions that may be called, as JSON schemas.
     batch_size: texts decoded at once; programs are for 1, 2, 4, 8, ... rows.
-    seed: of all draws; each text has draws of its own. With a list of seeds, a
-      text has the draws that it would have alone.
+    seed: of all draws; each text has draws of its own. With a list of seeds,
+      each text gets the same draws as if it were decoded alone.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
     top_logprobs: how many of the likeliest tokens completions list for each
@@ -211,7 +212,8 @@ def generate(
 
   Returns:
     An iterator over a completion per text, in their order; each batch is
-    decoded when the first of its completions is asked for.
+    decoded when the first of its completions is asked for, except that those
+    by which gamma is measured are decoded first.
 
   Raises:
     ValueError: if a text is empty or too long, a number is out of range, or,
@@ -305,9 +307,10 @@ def stream(
 ) -> Stream:
   """Continues one text, piece by piece: an iteration of the loop at a time.
 
-  Arguments and errors are those of `generate`, `temperature` and the limits
-  among the `options`; what could be the beginning of a stop string is held back
-  until it is not.
+  Arguments and errors are those of `generate`, without `batch_size`,
+  `num_devices` and `top_logprobs`; `temperature` and the limits are among the
+  `options`. Text that may be the beginning of a stop string is held back until
+  it is clear that it is not.
 
   Returns:
     A stream that yields the pieces; then its `completion` has all of it.

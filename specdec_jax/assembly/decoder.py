@@ -233,11 +233,11 @@ def outline(
   config = models.read_config(model)
   is_free = judge.is_lossless and not exact_bits
   length = _fitting(length, is_free, _shortest(config))
-  if exact_bits and isinstance(length, Auto):
-    raise ValueError(
-      'exact_bits needs a gamma that is a number: bits depend on the width of '
-      'the call'
-    )
+  if isinstance(length, Auto) and not is_free:
+    needs, what = 'exact_bits', 'bits depend on the width of the call'
+    if not exact_bits:
+      needs, what = 'a rule that is not lossless', 'texts depend on gamma'
+    raise ValueError(f'{needs} needs a gamma that is a number: {what}')
   if not (is_dry_run or model.is_random):
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)

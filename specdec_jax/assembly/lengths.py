@@ -41,8 +41,8 @@ def gamma_option(default: int | None = None) -> Any:
   """Makes the field `gamma: Gamma | None` of a choice; None is as `of` says."""
   return option(
     default,
-    'drafted tokens per iteration, at most, or auto, the default: what was '
-    'measured to be fastest, else plain decoding',
+    'drafted tokens per iteration, at most, or auto, the default of commands '
+    'that decode: what was measured to be fastest, else plain decoding',
     type=lambda text: AUTO if text == AUTO else gamma_number(text),
   )
 

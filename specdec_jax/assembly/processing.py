@@ -106,7 +106,8 @@ class Processing(constraints.Constraint):
     'end no text before it has so many new tokens', *_COUNT
   )
   min_length: int | None = _setting(
-    'the same of all tokens of the decoder, with its prompt', *_COUNT
+    'end no text before its decoder has this many tokens, prompt included',
+    *_COUNT,
   )
   logit_bias: Mapping[int, float] | None = _setting(
     'add to logits by token id',
@@ -139,8 +140,8 @@ class Processing(constraints.Constraint):
     lambda x: _is_id(x) or _are_ids(x),
   )
   forced_decoder_ids: Sequence[Sequence[int]] | None = _setting(
-    'give these ids after so many tokens, prompt included',
-    "pairs of a place and an id, such as '[[1, 5]]'",
+    'pairs of a position, from 0 and with the prompt, and the id that is there',
+    "pairs of a position and an id, such as '[[1, 5]]'",
     lambda x: _are_sequences(x) and all(len(pair) == 2 for pair in x),
   )
 

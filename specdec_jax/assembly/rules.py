@@ -125,11 +125,13 @@ class TopBeta:
   temperature 1 and decodes greedily."""
 
   beta: int = option(
-    3, 'accept drafted tokens among so many likeliest', type=positive_int
+    3,
+    "accept a drafted token only among the target's so many likeliest",
+    type=positive_int,
   )
   tau: float = option(
     1.0,
-    "and at most so far below the likeliest's log-probability, in nats",
+    'and only if it is at most so many nats less likely than the likeliest',
     type=cost,
   )
 

@@ -34,8 +34,9 @@ def audit(
   """Tests whether an engine's sampler follows its own model, prefix by prefix.
 
   Given how often a prefix was reached, the tokens after it should be draws from
-  `next_probs(prefix)`: a row of a G-test. Rare prefixes share a row, by ranks
-  of tokens. Each position has a test; as G is additive, the sum tests texts.
+  `next_probs(prefix)`: a row of a G-test. Rarely reached prefixes are pooled
+  into one row, by the rank of the next token. There is a test for each
+  position, and for whole texts, per seed and together: the sum of G.
 
   Args:
     sample: `(prompt, num, seed)` to `num` continuations of `num_tokens` tokens,

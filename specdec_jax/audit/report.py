@@ -21,7 +21,7 @@ class Check(NamedTuple):
     p_value: adjusted for the number of tests (Bonferroni).
     detectable: the least bias, in total variation, that is rejected with a
       probability of 95%; 1 if the test can see none.
-    bound: the bias, in total variation, is less, with a confidence of 95%.
+    bound: upper bound on the bias, in total variation, with 95% confidence.
     is_control_rejected: whether the test rejects a control: the engine's counts
       drawn again with twice the detectable bias. None if that is impossible.
   """

@@ -43,7 +43,7 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
     'help': 'first forget the gammas that were chosen on this machine',
   },
   'chat': {'action': 'store_true', 'help': "apply the model's chat template"},
-  'system': {'metavar': 'TEXT', 'help': 'what a chat begins with'},
+  'system': {'metavar': 'TEXT', 'help': 'the system message of a chat'},
   'stop': {
     'metavar': 'TEXT',
     'action': 'append',
@@ -197,9 +197,10 @@ def _add_adaptive(add: Callable) -> None:
   add(
     '--adaptive',
     choices=ADAPTIVE,
-    help='let a draft end before gamma: at a token that the draft model '
-    'doubts, two tokens later after full acceptance and one earlier otherwise, '
-    'or at the best gamma for the acceptance rate of late',
+    help='end drafts before gamma. threshold: at a token that the draft model '
+    'finds unlikely; heuristic: the limit grows by 2 after a fully accepted '
+    'draft and falls by 1 otherwise; estimate: at the best gamma for the '
+    'recent acceptance rate',
   )
   add(
     '--min_prob',
@@ -242,7 +243,9 @@ def add_prompts(parser: argparse.ArgumentParser) -> Group:
   add_shared(group, 'chat', 'system')
   add('--max_new_tokens', type=int, default=128, help='per row')
   add('--batch_size', type=int, default=1, help='rows decoded at once')
-  add('--num_devices', type=int, default=1, help='which share each batch')
+  add(
+    '--num_devices', type=int, default=1, help='devices that share each batch'
+  )
   return group
 
 

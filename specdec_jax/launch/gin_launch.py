@@ -57,7 +57,7 @@ def add_arguments(
     metavar='FILE',
     help='a path, or the name of a file of this package, such as '
     'runs/infer.gin; may be repeated; later files override earlier ones. It '
-    'can import and call any code, with --dry_run too',
+    'can import and call any code as soon as it is read',
   )
   add(
     '--gin_remote_imports',

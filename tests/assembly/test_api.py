@@ -595,6 +595,8 @@ def test_what_changes_the_text_keeps_its_usual_gamma(folder):
   for more in ({'verification': 'top_beta'}, {'exact_bits': True}):
     decoder = specdec_jax.load(folder, **more)
     assert (decoder.is_auto, decoder.drafter.gamma) == (False, 8)
+    with pytest.raises(ValueError, match='needs a gamma'):
+      specdec_jax.load(folder, gamma='auto', **more)
   assert specdec_jax.load(folder).is_auto
 
 

@@ -39,7 +39,7 @@ class Quantized(one_by_one.OneByOne):
   bits: int = option(4, "of the target's weights as they draft: 8, 4 or 3")
   group: int | None = option(
     None,
-    'so many of these weights share a scale (default: those of an output)',
+    'number of weights that share a scale (default: all of an output)',
     type=positive_int,
   )
   layers: Layers | None = option(

@@ -1,7 +1,7 @@
 """Converses with a model: each line is a message, and the cache is kept.
 
-Ctrl-C interrupts an answer, which stays as far as it came; Ctrl-D or /quit
-ends. What is piped in is answered line by line, as plain text.
+Ctrl-C interrupts an answer, whose beginning stays in the conversation; Ctrl-D
+or /quit ends. What is piped in is answered line by line, as plain text.
 """
 
 import argparse

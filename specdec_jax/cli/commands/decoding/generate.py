@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--json',
     metavar='OUT',
     help='write an object per text and line: prompt, text, tokens, log_probs, '
-    'statistics and more; an old file stays until all is done; - writes to '
+    'statistics and more; an existing file is replaced at the end; - writes to '
     'standard output, instead of the text',
   )
   add('--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`')

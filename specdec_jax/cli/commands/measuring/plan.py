@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     '--drafter',
-    choices=[*DRAFTERS],
+    choices=[name for name in DRAFTERS if name != 'ngram'],  # Reads a file.
     help='(default: model, or eagle for its sizes)',
   )
   add(
