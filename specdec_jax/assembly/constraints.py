@@ -38,10 +38,10 @@ def check(constraint: Constraint) -> None:
   if regex is not None and not (isinstance(regex, str) and regex):
     raise ValueError(f'regex should be a regular expression, got {regex!r}')
   if json_schema is not None:
-    _schema(json_schema)
+    schema_text(json_schema)
 
 
-def _schema(given: Mapping[str, object] | str) -> str:
+def schema_text(given: Mapping[str, object] | str) -> str:
   """Returns a schema as JSON, its keys in the order in which they were written;
   reads a file if `given` is a path."""
   text = given
@@ -68,7 +68,7 @@ def compiled(
   def automaton(constraint: Constraint) -> base.Grammar | None:
     pattern = constraint.regex
     if constraint.json_schema is not None:
-      pattern = grammars.of_json_schema(_schema(constraint.json_schema))
+      pattern = grammars.of_json_schema(schema_text(constraint.json_schema))
     if pattern is None:
       return None
     assert vocabulary is not None

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.stages import Compiled
 
-from specdec_jax.assembly import models
+from specdec_jax.assembly import constraints, models
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Auto, Fixed, Length, usual
@@ -203,10 +203,18 @@ class Decoder:
     return _shortest(own)
 
   def digests(self) -> dict[str, str]:
-    """Returns digests of the weights on disk, by side; see `agreement`."""
+    """Returns digests of the weights on disk, by side, and of what is stated in
+    other files; see `agreement`."""
     # Random weights are no files, and the same in every run.
     sides = {'target': self.model, 'drafter': self.drafting.model}
-    return {
+    stated = [self.config, self.drafting.config, self.sampling]
+    if (schema := self.sampling.json_schema) is not None:
+      stated.append(constraints.schema_text(schema))
+    text = repr([*stated, self.target_info.eos_id])
+    found = {
+      'digest of sizes and sampling': agreement.of_settings({'': text})[:16]
+    }
+    return found | {
       f"digest of the {side}'s weights": agreement.of_files(
         formats.parts(loading.locate(model.checkpoint))
       )

@@ -30,6 +30,7 @@ class Dataset(NamedTuple):
       the same whether or not the run was interrupted in between.
     num_ids: the network's vocabulary must have as many, if known.
     vocabulary: the SentencePiece model of its ids, if known.
+    extra_ids: the number of sentinels after that model's pieces.
     contents: a tree of the arrays that all else is made of.
   """
 
@@ -38,6 +39,7 @@ class Dataset(NamedTuple):
   prepare: Callable[[int, Any], None] | None = None
   num_ids: int | None = None
   vocabulary: Path | None = None
+  extra_ids: int = 0
   contents: object = ()
 
 
@@ -130,7 +132,7 @@ def from_task(
 
   def read(task_name: str, split: str) -> TokenFile:
     task = tasks.find(task_name, split=split, data_dir=data_dir)
-    examples = map(_pair, task.read())
+    examples = (_pair(example, task_name) for example in task.read())
     return preparation.encode(examples, words, limits, name=task.name)[0]
 
   # A file has no splits: validation would be on the training data.
@@ -143,13 +145,19 @@ def from_task(
     lengths=lengths,
     seed=seed,
     max_validation_rows=max_validation_rows,
-  )._replace(vocabulary=user_path(vocabulary))
+  )._replace(vocabulary=user_path(vocabulary), extra_ids=extra_ids)
 
 
-def _pair(example: tasks.Example) -> tuple[str | None, str | None]:
-  """Returns the texts of an example; ValueError for a dialogue."""
+def _pair(example: tasks.Example, name: str) -> tuple[str | None, str | None]:
+  """Returns the texts of an example of a task; ValueError for a dialogue, or
+  for tokens."""
   if example.dialogue is not None:
     raise ValueError('"messages" are for infer: training is on texts')
+  if example.input_ids is not None or example.target_ids is not None:
+    raise ValueError(f'{name} gives tokens: training makes them of texts')
+  # A line of a text is what `find` calls an input, and here to be learnt.
+  if Path(name).suffix == '.txt':
+    return None, example.inputs
   return example.inputs or None, example.targets
 
 
@@ -234,5 +242,6 @@ def mix(
     prepare=prepare,
     num_ids=max(dataset.num_ids or 0 for dataset in datasets),
     vocabulary=datasets[0].vocabulary,
+    extra_ids=datasets[0].extra_ids,
     contents=[dataset.contents for dataset in datasets],
   )

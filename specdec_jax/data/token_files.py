@@ -129,7 +129,7 @@ def load(path: str | Path) -> TokenFile:
   try:
     with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
       arrays = {name: stored[name] for name in stored.files}
-  except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+  except (ValueError, EOFError, zipfile.BadZipFile, TypeError) as error:
     raise ValueError(f'{path} is not a token file, or is damaged') from error
   names = [name for name in ('targets', 'inputs') if name in arrays]
   expected = {*names, *map(_offsets_of, names)}

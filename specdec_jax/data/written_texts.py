@@ -23,7 +23,7 @@ from specdec_jax.data import datasets, token_files
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.training_batches import Rows
 from specdec_jax.files import replacing
-from specdec_jax.files.paths import local_path
+from specdec_jax.files.paths import local_path, remove_tree
 from specdec_jax.launch import agreement
 
 DESCRIPTION = 'written.json'
@@ -140,7 +140,7 @@ def _damage(arrays: Mapping[str, np.ndarray]) -> str | None:
 def part_indices(folder: str | Path) -> list[int]:
   """Lists the complete parts of a folder, in order."""
   names = [path.name for path in local_path(folder).glob('part-*')]
-  # Others, such as `part-00002.partial-1`, are begun.
+  # Others, such as `part-00002.tmp-7-1f3c`, are begun.
   return sorted(int(x[5:]) for x in names if re.fullmatch(r'part-\d{5,}', x))
 
 
@@ -164,6 +164,9 @@ def begin(folder: str | Path, description: Mapping[str, object]) -> None:
         f'{folder} has texts of other settings: {said}; choose another folder, '
         'or remove it'
       )
+    # Killed writers left these. There is one writer at a time.
+    for left in path.glob('part-*.tmp-*'):
+      remove_tree(left)
     return
   if path.exists() and any(each.name != '.lock' for each in path.iterdir()):
     raise ValueError(f'{folder} holds something else: choose another folder')

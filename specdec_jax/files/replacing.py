@@ -114,30 +114,31 @@ def new_folder(
 ) -> Iterator[Path]:
   """Yields a new folder beside `final`, which gets that name at the end, with
   all folders above it. If the work fails or is interrupted, `final` is as
-  before. ValueError if it is there, unless `overwrite`; an OSError that names
-  it if it cannot be written.
+  before. ValueError if it is there and not empty, at the beginning or the end,
+  unless `overwrite`; an OSError that names it if it cannot be written.
 
-  A killed process leaves `final.tmp-PID`, which T5X's and our readers know for
-  an unfinished one; in a bucket, a folder that `is_begun`, and that is
+  A killed process leaves `final.tmp-PID-...`, which T5X's and our readers know
+  for an unfinished one; in a bucket, a folder that `is_begun`, and that is
   replaced. There it yields `final` itself, emptied: the block has to write last
   that by which readers know a whole one.
   """
   final = user_path(final)
-  if final.exists() and not overwrite and not is_begun(final):
+  if not overwrite and _is_taken(final):
     raise ValueError(f'{final} already exists')
   if is_in_bucket(final):
     with full_disk.named(final), _in_place(final):
       yield final
     return
-  begun = final.with_name(f'{final.name}.tmp-{os.getpid()}')
-  replaced = final.with_name(f'{final.name}.tmp-{os.getpid()}-replaced')
-  shutil.rmtree(begun, ignore_errors=True)
+  name = f'{final.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}'
+  begun, replaced = (final.with_name(name + x) for x in ('', '-replaced'))
   try:
     with full_disk.named(final):
       begun.mkdir(parents=True)
       yield begun
     # Two renames: folders cannot be exchanged in one. If the second fails, or
     # the process is interrupted, the old one goes back.
+    if not overwrite and _is_taken(final):
+      raise ValueError(f'{final} was written meanwhile, and stays as it is')
     if final.exists():
       final.rename(replaced)
     begun.rename(final)
@@ -146,6 +147,13 @@ def new_folder(
       replaced.rename(final)
     shutil.rmtree(begun, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _is_taken(final: Path) -> bool:
+  """Tells whether a path is anything but an empty or a begun folder."""
+  if final.is_dir():
+    return any(final.iterdir()) and not is_begun(final)
+  return final.exists()
 
 
 def is_begun(folder: Path) -> bool:
@@ -203,7 +211,7 @@ def folder(
         (remote / each.name).upload(each)
     return
   final = path.absolute()
-  with _explained(path, final), new_folder(final, overwrite=True) as new:
+  with _explained(path, final), new_folder(final, overwrite=overwrite) as new:
     yield new
 
 

@@ -174,13 +174,15 @@ def _decode_shard(run: _Run) -> int:
   # The settings include digests of the weights: each host may have its own
   # copy.
   agreement.check_everywhere(run.settings)
-  path = run.shard.path
+  path, found = run.shard.path, Counts()
 
   def is_complete() -> bool:
+    nonlocal found
     if (mark := output.begin(run.shard, run.settings)) is None:
       return False
     digest = examples.digest(run.rows())
     output.check_examples(path, mark, digest, place=path)
+    found = mark.counts
     return True
 
   # The first process holds the lock; the others wait for what it finds.
@@ -189,7 +191,7 @@ def _decode_shard(run: _Run) -> int:
     processes.ask_first(lambda: stack.enter_context(output.only_writer(path)))
     if processes.ask_first(is_complete):
       _say(f'{path} is complete already')
-      return 0
+      return _status(found)
     _advise(run.job, run.task)
     return _decode_chunks(run)
 
@@ -240,7 +242,12 @@ def _decode_chunks(run: _Run) -> int:
   if processes.is_first():
     output.finish(run.shard, num_chunks, total, run.settings, gammas.choice)
     _report(total, timed, job)
-  return 2 if total.nan_examples else 0
+  return _status(total)
+
+
+def _status(counts: Counts) -> int:
+  """Returns the exit status of all processes; the first alone has counts."""
+  return processes.number_of_first(2 if counts.nan_examples else 0)
 
 
 def _find(

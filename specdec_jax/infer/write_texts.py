@@ -17,7 +17,6 @@ from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.data import written_texts
 from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.state import DecodeOutput
@@ -184,7 +183,8 @@ def _description(
   layers = writing.layers
   text = json.dumps([row.ids for row in rows]).encode()
   settings = ('max_new_tokens', 'batch_size', 'part_size', 'seed')
-  description = {name: getattr(writing, name) for name in settings} | {
+  description = decoder.digests() | {
+    **{name: getattr(writing, name) for name in settings},
     'model': decoder.model.checkpoint,
     'dtype': decoder.model.dtype,
     'vocab_size': config.vocab_size,
@@ -209,7 +209,8 @@ def _compile(
   if writing.layers is not None:
     network = families.network(decoder.config)
     target = taps.all_positions(network, writing.layers)
-  sampling = Sampling(temperature=temperature)
+  # What the model's generation_config.json states beside the temperature stays.
+  sampling = dataclasses.replace(decoder.sampling, temperature=temperature)
   method = dataclasses.replace(
     decoder.method,
     target=target,
@@ -220,6 +221,7 @@ def _compile(
     vocabulary=decoder.vocabulary,
     inputs_length=width,
     targets_length=num_new,
+    samplings={'{}': sampling},
   )
   pack = examples.packer(layout)
   # Fewer rows are refilled at once than elsewhere, as prompts are short and

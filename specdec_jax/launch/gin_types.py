@@ -19,8 +19,12 @@ def check(
     if not function:
       continue  # A macro has the type of what it is used for.
     # Of `f.x = %A` and `A = 3`: the value 3, and A for the message.
+    passed = [name]
     while text.startswith('%') and (macro := text[1:]) in bindings:
+      if macro in passed:
+        raise ValueError(f'gin: macro {macro} is defined by itself')
       name, text = macro, bindings[macro]
+      passed.append(name)
     try:
       value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

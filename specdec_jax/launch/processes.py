@@ -75,7 +75,8 @@ def given(args: argparse.Namespace) -> Meeting | None:
 
 def _address(text: str) -> str:
   host, colon, port = text.rpartition(':')
-  if not (host and colon and port.isdecimal()):
+  is_port = port.isdecimal() and 0 < int(port) < 2**16
+  if not (host and colon and is_port):
     raise argparse.ArgumentTypeError(f'must be HOST:PORT, got {text}')
   return text
 

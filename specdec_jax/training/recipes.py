@@ -19,6 +19,7 @@ from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
+from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
@@ -191,13 +192,16 @@ def drafter_texts(
     temperature=temperature,
   )
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
+  settings = {'how': repr((how, num_examples, refresh_period, seed))}
+  settings['inputs'] = agreement.of_arrays([*map(vars, inputs.sides.values())])
+  mark = agreement.of_settings(settings)[:8]
   current: dict[int, Dataset] = {}  # The one text that is read now.
 
   def prepare(position: int, params: ArrayTree) -> None:
     text = position // refresh_period
     if text in current:
       return
-    path = user_path(folder) / f'drafter_text_{text}.npz'
+    path = user_path(folder) / f'drafter_text_{text}_{mark}.npz'
     if not path.is_file():
       # Text 1 of 64 examples each has inputs 64 to 127 of the order, and the
       # order begins again at its end.

@@ -75,7 +75,7 @@ def train(
   if not 0 <= seed < 2**32:
     raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
   config = _computed_in(config, dtype, dropout_rate)
-  words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
+  words = _read_vocabulary(vocabulary, dataset, config)
   if vocabulary is not None:
     dataset = dataset._replace(vocabulary=user_path(vocabulary))
   _check_processes(dataset, initial_checkpoint_path)
@@ -159,7 +159,7 @@ def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
 
 
 def _read_vocabulary(
-  path: str | None, of_dataset: Path | None, config: T5Config | DrafterConfig
+  path: str | None, dataset: Dataset, config: T5Config | DrafterConfig
 ) -> AnyVocabulary | None:
   """Reads what is put beside the weights; None beside those of a drafter
   without."""
@@ -167,7 +167,7 @@ def _read_vocabulary(
     if path is not None:
       raise ValueError('heads have no vocabulary of their own: give none')
     return None
-  found = of_dataset if path is None else user_path(path)
+  found = dataset.vocabulary if path is None else user_path(path)
   if found is None and families.only_drafts(config):
     return None
   if found is None:
@@ -176,7 +176,7 @@ def _read_vocabulary(
       'without one: name the SentencePiece model, '
       '--gin.VOCABULARY=\'"FILE"\', or prepare the token files again'
     )
-  words = vocabulary_files.read(found, extra_ids=0)
+  words = vocabulary_files.read(found, extra_ids=dataset.extra_ids)
   loading.check_vocabulary(found, words, config)
   return words
 

@@ -36,6 +36,11 @@ def test_right_types_references_and_none_pass():
   check(folders="['a', 'b']", rate='1e-3', unknown="'what'")
 
 
+def test_a_macro_of_itself_is_refused():
+  with pytest.raises(ValueError, match='MACRO is defined by itself'):
+    check(count='%MACRO', MACRO='%MACRO')
+
+
 @pytest.mark.parametrize(
   ('binding', 'expected'),
   [

@@ -182,6 +182,14 @@ def test_a_finished_run_is_not_repeated(once, run, t5, task):
     assert_refused(refused, str(result(once[0])), 'other examples')
   finally:
     task.write_text(lines)
+  # So are what is stated beside the weights, and the sizes.
+  stated = t5 / 'generation_config.json'
+  try:
+    stated.write_text('{"min_new_tokens": 5}')
+    refused = run(*argv(t5, task, once[0]))
+    assert_refused(refused, 'digest of sizes and sampling')
+  finally:
+    stated.unlink()
 
 
 def test_a_run_that_failed_before_its_first_result(run, t5, task, tmp_path):
@@ -678,18 +686,20 @@ def test_logits_that_are_not_numbers_are_counted(
   run, make_model, prompts_file, tmp_path
 ):
   broken = make_model('nan', change=tiny.burst)
-  done = run(
-    *argv(
-      broken,
-      prompts_file,
-      tmp_path,
-      TASK_FEATURE_LENGTHS="{'inputs': 64, 'targets': 12}",
-    )
+  job = argv(
+    broken,
+    prompts_file,
+    tmp_path,
+    TASK_FEATURE_LENGTHS="{'inputs': 64, 'targets': 12}",
   )
+  done = run(*job)
   assert done.status == 2, done
   assert 'logits of 8 examples' in done.err
   lines = records(result(tmp_path, prompts_file.stem))
   assert {line['aux']['end'] for line in lines} == {'nan'}
+  # A job that is started again is no better for being complete.
+  again = run(*job)
+  assert (again.status, 'complete already' in again.err) == (2, True)
 
 
 def test_samples_do_not_depend_on_the_batch(once, run, t5, task, tmp_path):

@@ -110,6 +110,22 @@ def test_commands(run, tmp_path, monkeypatch, command):
   assert not list(tmp_path.iterdir())
 
 
+def test_what_another_run_wrote_meanwhile_stays(tmp_path):
+  final = tmp_path / 'model'
+
+  def write_twice():
+    # Hosts of a pod have equal process ids.
+    with replacing.new_folder(final) as mine:
+      (mine / 'weights').write_text('mine')
+      with replacing.new_folder(final) as theirs:
+        (theirs / 'weights').write_text('theirs')
+
+  with pytest.raises(ValueError, match='meanwhile'):
+    write_twice()
+  assert [path.name for path in tmp_path.iterdir()] == ['model']
+  assert (final / 'weights').read_text() == 'theirs'
+
+
 def test_the_library(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   runs = lambda: run_checkpoints.open_run(BUCKET, make_config(), keep=1)

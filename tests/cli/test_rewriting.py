@@ -1,5 +1,6 @@
 """`specdec data write --prompts`: texts by a model, with what it computed."""
 
+import pathlib
 import shutil
 
 import jax
@@ -102,6 +103,20 @@ def test_texts_are_those_of_generate(
     'seed was 0',
     str(out),
   )
+  # The texts follow what is stated beside the weights.
+  stated = pathlib.Path(model) / 'generation_config.json'
+  ids, (tokens, *_) = next(iter(texts.items()))
+  token = int(tokens[len(ids)])
+  try:
+    stated.write_text(f'{{"suppress_tokens": [{token}]}}')
+    refused = rewrite(out, '--chat', '--layers', '1', '1')
+    tiny.assert_refused(refused, 'sizes and sampling', str(out))
+    other = tmp_path / 'other'
+    assert rewrite(other, '--chat', '--layers', '1', '1').status == 0
+    for ids, (tokens, *_) in by_prompt(other).items():
+      assert token not in tokens[len(ids) :]
+  finally:
+    stated.unlink()
 
 
 def test_parts_take_temperatures_in_turn(rewrite, tmp_path):

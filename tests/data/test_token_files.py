@@ -234,6 +234,10 @@ def test_damaged_token_files(tmp_path):
   np.savez(path, targets=flat, target_offsets=np.array([0, 3]))
   with pytest.raises(ValueError, match=r'offsets.*5 tokens'):
     token_files.load(path)
+  with path.open('wb') as file:
+    np.save(file, flat)
+  with pytest.raises(ValueError, match='not a token file'):
+    token_files.load(path)
   np.savez(path, other=flat)
   with pytest.raises(ValueError, match=r"it has \['other'\]"):
     token_files.load(path)

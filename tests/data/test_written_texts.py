@@ -19,6 +19,15 @@ def folder(tmp_path):
   return tmp_path
 
 
+def test_what_killed_writers_left_is_removed(folder):
+  left = folder / 'part-00001.tmp-7-1f3c'
+  left.mkdir()
+  (left / 'tokens.npy').write_bytes(b'half')
+  written_texts.begin(folder, {'layers': None})
+  assert not left.exists()
+  assert written_texts.part_indices(folder) == [0]
+
+
 def test_a_part_is_read_as_it_was_written(folder):
   [texts] = written_texts.load_parts(folder)
   np.testing.assert_array_equal(texts.tokens, TOKENS)

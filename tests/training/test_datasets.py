@@ -8,6 +8,7 @@ import pytest
 
 from specdec_jax.data import datasets, token_files
 from specdec_jax.data.datasets import Dataset
+from specdec_jax.text import tasks
 from tests.training import tiny_runs
 
 MODEL = pathlib.Path(__file__).parent.parent / 'golden' / 't5x/tiny_sp.model'
@@ -122,3 +123,19 @@ def test_a_file_of_text_is_a_task(tmp_path):
   path.write_text('{"inputs": "the house"}\n')
   with pytest.raises(ValueError, match=r'example 1.*no targets'):
     datasets.from_task(str(path), **settings)
+  # A text is learnt line by line.
+  text = tmp_path / 'text.txt'
+  text.write_text('the house\n' * 6)
+  learnt = datasets.from_task(str(text), extra_ids=100, **settings)
+  assert learnt.extra_ids == 100
+  assert 'encoder_input_tokens' not in learnt.batch(0)
+
+
+def test_tokens_that_a_task_gives_are_refused(monkeypatch):
+  example = tasks.Example(inputs='a b', targets='c', input_ids=(7, 1))
+  task = tasks.Task(name='spans', read=lambda: iter([example]))
+  monkeypatch.setattr(tasks, 'find', lambda *args, **options: task)
+  with pytest.raises(ValueError, match='spans gives tokens'):
+    datasets.from_task(
+      'spans', vocabulary=str(MODEL), batch_size=2, lengths={'targets': 8}
+    )
