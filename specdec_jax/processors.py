@@ -61,6 +61,12 @@ def followed_by(text: Context | None, tokens: Array) -> Context | None:
   )
 
 
+def checked(logits: Array, processed: Array) -> Array:
+  """Returns the logits `[B, T, V]`, NaN where processors left no token."""
+  is_empty = jnp.max(processed, axis=-1, keepdims=True) == -jnp.inf
+  return logits if processed is logits else jnp.where(is_empty, jnp.nan, logits)
+
+
 def after_text(logits: Array, text: Context | None) -> Array:
   """Processed logits `[B, V]` of what follows a text."""
   if text is None:
@@ -206,10 +212,9 @@ def _penalized(
   nums = _found(counts[:, None], ids)
   nums = nums + jnp.sum(is_drafted, axis=-1, dtype=jnp.int32)
   column = lambda values: values[:, None, None]
-  found = _found(logits, ids) - column(rows.frequency) * nums.astype(
-    jnp.float32
-  )
-  return _put(logits, ids, found - column(rows.presence))
+  repeated = column(rows.frequency) * nums.astype(jnp.float32)
+  found = _found(logits, ids) - repeated - column(rows.presence)
+  return _put(logits, ids, found)
 
 
 def _without_repeats(

@@ -163,6 +163,13 @@ def test_a_file_beside_the_weights_states_it(tmp_path, temperature):
   assert 0 < accepted < most
   if not temperature:
     assert found == plain
+    # A grammar knows more ids than are drafted.
+    regex = {'regex': '[a-z ]{20,40}', 'max_new_tokens': 5}
+    for options in ({'drafter': 'none'}, {'draft_model': draft, 'gamma': 3}):
+      decoder = specdec_jax.load(target, **options)
+      [done] = specdec_jax.generate(decoder, texts[:1], **regex)
+      plain.append(done.tokens)
+    assert plain[-1] == plain[-2]
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def test_another_door_has_the_same_bits_and_the_setting_is_needed():
   drafted = load(exact_bits=True)
   plain = load(exact_bits=True, drafter='none')
   assert decoded(drafted) == decoded(plain)
+  [text] = specdec_jax.generate(drafted.at(0), ['a'], max_new_tokens=1)
+  assert text.gamma == 0
   # On jax 0.12 a pair of rows has the bits of a block; a lone row has not.
   assert decoded(load(), 1) != decoded(load().at(0), 1)
 

@@ -131,6 +131,39 @@ def test_turns_decode_as_one_prompt(monkeypatch, way, num_rows):
   assert state.statistics.num_drafted.sum() > 0
 
 
+def test_eagle_reads_again_what_was_taken_back():
+  # An entry of the real network has read the token after it.
+  config = toy.llama_config(8)
+  sizes = toy_eagle.config(config)
+  target, network = toy_eagle.networks(config, sizes, gamma=3)
+  own = toy.llama_params(config, seed=1, scale=3)
+  drafted = toy_eagle.joined(own, toy_eagle.params(sizes, seed=2))
+  params = Params(target=own, drafter=drafted)
+  method = Method(
+    target=target,
+    drafter=drafters.autoregressive(drafters.eagle(network), **OF_MODEL),
+    verify_fn=speculative_sampling,
+    logits_to_probs=decoders.SAMPLED,
+    eos_id=-1,
+  )
+  first = prompt_of([[1, 2]], 20)
+  program = Program(method=method, params=params, prompt=first, max_len=MAX_LEN)
+  read_on, run = program.read_on.jitted, program.run.jitted
+  prefill = jax.jit(program.prefill.jitted)
+  for seed in range(6):
+    key = jax.random.key(seed)
+    state = run(params, prefill(params, key, first))
+    [held] = committed(state)
+    row = [*held[:8], (held[8] + 1) % 7, 3, 1, 5, 2, 4, 6, 1, 3]
+    prompt = prompt_of([row], 12, MAX_LEN)
+    state, _ = read_on(params, key, prompt, state)
+    found, expected = (
+      run(params, state),
+      run(params, prefill(params, key, prompt)),
+    )
+    assert committed(found) == committed(expected)
+
+
 @pytest.mark.slow
 def test_more_room_changes_nothing():
   rows, key = [[1], [2]], jax.random.key(SEED)

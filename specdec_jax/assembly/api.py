@@ -322,6 +322,8 @@ def stream(
   )
   settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   [batch] = packing.pack(decoder, inputs, settings)
-  decoder = auto_gamma.settled(running.decoder_for(decoder, batch), settings)
+  decoder = auto_gamma.settled(
+    running.decoder_for(decoder, batch), batch, settings
+  )
   iterations = running.start_iterations(decoder, batch, settings)
   return Stream(completions.pieces(decoder, batch, iterations))

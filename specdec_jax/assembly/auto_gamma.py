@@ -48,19 +48,24 @@ def keep(place: dict[str, str], choice: ChosenGamma) -> None:
 
 
 def known(
-  decoder: Decoder, settings: running.DecodeSettings
+  decoder: Decoder, batch: Batch, settings: running.DecodeSettings
 ) -> ChosenGamma | None:
-  """Returns what was chosen for batches of that size, also by earlier runs."""
+  """Returns what was chosen for batches of that size, also by earlier runs, if
+  it has room for them."""
   key = settings.num_rows, settings.num_devices
   if key not in decoder.gammas and (
     found := trials.recall(where(decoder, *key))
   ):
     decoder.gammas[key] = found
-  return decoder.gammas.get(key)
+  choice, num_new = decoder.gammas.get(key), settings.most_new_tokens
+  if choice and running.has_room(decoder, batch, num_new, choice.gamma):
+    return choice
+  return None
 
 
 def settled(
   decoder: Decoder,
+  batch: Batch,
   settings: running.DecodeSettings,
   say: Callable[[str], None] = _log.info,
 ) -> Decoder:
@@ -69,9 +74,19 @@ def settled(
   choice."""
   if not decoder.is_auto:
     return decoder
-  choice = known(decoder, settings) or trials.unmeasured()
+  choice = known(decoder, batch, settings) or trials.unmeasured()
   say(choice.sentence)
   return decoder.at(choice.gamma)
+
+
+def _tried(
+  decoder: Decoder, batch: Batch, settings: running.DecodeSettings
+) -> tuple[int, ...]:
+  """Returns the gammas to try that have room for such batches."""
+  has_room = functools.partial(
+    running.has_room, decoder, batch, settings.most_new_tokens
+  )
+  return tuple(filter(has_room, decoder.tried_gammas))
 
 
 def outputs(
@@ -81,7 +96,7 @@ def outputs(
   the first batches, or earlier ones, chose; yields the output and that
   decoder."""
   size = trials.num_batches_of_turn(settings.num_rows)
-  first = size * trials.num_turns(decoder.tried_gammas)
+  first = size * trials.num_turns(_tried(decoder, batches[0], settings))
   # What may stop at a string is decoded iteration by iteration.
   has_stops = any(any(batch.stops) for batch in batches)
   if decoder.is_auto and len(batches) > first and not has_stops:
@@ -89,7 +104,7 @@ def outputs(
     yield from found
     decoder, batches = decoder.at(choice.gamma), batches[len(found) :]
   else:
-    decoder = settled(decoder, settings)
+    decoder = settled(decoder, batches[0], settings)
   decode = running.compile_decode(decoder, batches[0], settings)
   yield from ((decoder, decode(batch, ())) for batch in batches)
 
@@ -128,9 +143,9 @@ def choose(
     first = dataclasses.replace(visits[0], compile_seconds=compile_seconds)
     return [first, *visits[1:]]
 
-  before = known(decoder, settings) if is_worth_it else None
+  before = known(decoder, batches[0], settings) if is_worth_it else None
   choice = trials.choose(
-    decoder.tried_gammas,
+    _tried(decoder, batches[0], settings),
     decode,
     batch_size=settings.num_rows,
     waits=True,

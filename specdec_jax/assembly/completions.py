@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import constraints
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.log_probs import Scored, Top
 from specdec_jax.assembly.running import Iterations, Show
 from specdec_jax.decoding.state import DecodeOutput
@@ -33,7 +33,7 @@ class Completion:
     top_processed_log_probs: the same of those by which tokens were drawn.
     stop: the string that ended it, or None.
     finish_reason: 'stop' after EOS or a stop string, 'length' at the limit,
-      'nan' where logits were not numbers.
+      'nan' where logits were not numbers, or settings left no token.
     gamma: drafted tokens per iteration, at most; 0 for plain decoding.
     statistics: by name: tokens, target runs, tokens per target run, drafted
       and accepted tokens, the acceptance rate; see `measure.metrics`.
@@ -73,6 +73,8 @@ def of_row(
   text, found = stop_strings.text_of(decoder.vocabulary, stops, tokens)
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
   reason = 'stop' if has_eos or found is not None else 'length'
+  # With `exact_bits` it has the depth of what drafts beside it.
+  is_plain = isinstance(decoder.choice, NoDrafter)
   more: dict[str, Any] = {}
   if scored is not None:
     raw, processed = (each.of_row(row, len(tokens)) for each in scored)
@@ -86,7 +88,7 @@ def of_row(
     log_probs=tuple(output.log_probs[row, span].tolist()),
     stop=found,
     finish_reason='nan' if output.has_nan[row] else reason,
-    gamma=decoder.method.depth,
+    gamma=0 if is_plain else decoder.method.depth,
     statistics=metrics.row_summary(output.statistics, row),
     **more,
   )
@@ -95,22 +97,17 @@ def of_row(
 def error_of_row(
   batch: Batch, output: DecodeOutput, row: int, num_samples: int = 1
 ) -> str | None:
-  """Says that a row ended since its logits were NaN, or that its settings left
-  no token; None if neither is so."""
-  start = int(batch.prompt.decoder_lengths[row])
-  tokens = output.tokens[row, start : int(output.lengths[row])].tolist()
-  num_new = constraints.num_allowed(batch.prompt.grammar, row, tokens)
-  reason = (
-    'other settings, such as min_new_tokens, left no token that its grammar '
-    'allows, and what follows does not match'
-  )
-  if output.has_nan[row]:
-    reason = 'the logits were not numbers (NaN), and its decoding stopped'
-  elif num_new == len(tokens):
+  """Says that a row ended since its logits were NaN, or its settings left no
+  token; None if neither is so."""
+  if not output.has_nan[row]:
     return None
+  reason = 'the logits were not numbers (NaN)'
+  if not (batch.prompt.processors is None and batch.prompt.grammar is None):
+    reason += ', or its settings left no token'
   # Row ids count samples: with 2 of each, rows 4 and 5 are of prompt 3.
   number = int(batch.prompt.row_ids[row]) // num_samples + 1
-  return f'prompt {number}: after {num_new} new tokens {reason}'
+  num_new = int(output.statistics.num_tokens[row])
+  return f'prompt {number}: after {num_new} new tokens {reason}; it ended there'
 
 
 class Stream:

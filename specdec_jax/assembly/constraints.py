@@ -115,20 +115,6 @@ def of_rows(
   return grammar
 
 
-def num_allowed(
-  grammar: base.Grammar | None, row: int, tokens: Sequence[int]
-) -> int:
-  """Counts the first new tokens of a row that its grammar allows: all of them,
-  unless other settings ruled out whatever it allows."""
-  state = 0 if grammar is None else int(grammar.states[row])
-  for i, token in enumerate(tokens if state else ()):
-    assert grammar is not None
-    state = int(grammar.next[row, state, grammar.classes[row, token]])
-    if not state:
-      return i
-  return len(tokens)
-
-
 def _bucket(size: int) -> int:
   """Rounds a size up to 64, 96, 128, 192, ...: at most half as much again."""
   power = max(64, 2 ** (size - 1).bit_length())

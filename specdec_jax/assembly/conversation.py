@@ -81,8 +81,9 @@ class Conversation:
     self._room = 0
     self.reset()
     # Raises without a chat template.
-    suited = running.decoder_for(decoder, self._packed('.'))
-    self.decoder = auto_gamma.settled(suited, self._settings)
+    batch = self._packed('.')
+    suited = running.decoder_for(decoder, batch)
+    self.decoder = auto_gamma.settled(suited, batch, self._settings)
 
   def reset(self) -> None:
     """Forgets all but the message of the system."""
@@ -159,7 +160,8 @@ class Conversation:
     """Feeds what is new of the conversation; returns the answer's
     iterations."""
     decoder, prompt = self.decoder, batch.prompt
-    limit, room = decoder.max_positions, _ROOM
+    # Buffers only grow: after a reset their text is taken back.
+    limit, room = decoder.max_positions, max(_ROOM, self._room)
     while room < int(jnp.max(jnp.asarray(prompt.max_lengths))):
       room *= 2
     # An empty cache is made by the prefill of a prompt of one token, which is
@@ -182,7 +184,6 @@ class Conversation:
     elif self._room < room:
       larger = prefill(params, *running.placed(begun, settings))
       state = reading.grown(state, larger)
-    self._room = room
     # The prompt has the state's room: [5, 6] is [5, 6, 0, 0] in room for 4.
     missing = state.context.tokens.shape[1] - prompt.decoder_tokens.shape[1]
     tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, missing)))
@@ -192,6 +193,7 @@ class Conversation:
     )
     state, num_fed = read_on(params, key, prompt, state)
     self._keep(state)
+    self._room = room
     self.num_fed = int(num_fed[0])
     return running.iterations(decoder, params, loop, state, batch, self._keep)
 

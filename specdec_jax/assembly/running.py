@@ -152,14 +152,29 @@ def decoder_for(decoder: Decoder, batch: Batch) -> Decoder:
   return decoder if batch.prompt.sampling is None else decoder.sampled
 
 
+def has_room(
+  decoder: Decoder, batch: Batch, max_new_tokens: int, gamma: int
+) -> bool:
+  """Tells whether a network that only drafts has positions for such texts."""
+  needed = batch.prompt.decoder_tokens.shape[1] + max_new_tokens
+  return not gamma or needed + gamma - 1 <= decoder.max_drafted
+
+
 def max_length(decoder: Decoder, batch: Batch, max_new_tokens: int) -> int:
   """Returns `max_len` for batches of one shape, with room to spare: a row's own
-  limit is data, and another one soon finds its program compiled."""
+  limit is data, and another one soon finds its program compiled. ValueError if
+  the drafter has no room for them."""
+  gamma = decoder.drafter.gamma
+  if not has_room(decoder, batch, max_new_tokens, gamma):
+    raise ValueError(
+      f'the drafter has {decoder.max_drafted} positions, too few for '
+      f'max_new_tokens {max_new_tokens} with gamma {gamma}: lower one of them'
+    )
   # After prompts of up to 64 tokens, 1 to 128 new ones have room for 192 in
   # all, unless a drafter's table of positions ends before.
   needed = batch.prompt.decoder_tokens.shape[1] + max_new_tokens
   roomy = needed + -max_new_tokens % _ROOM
-  return max(needed, min(roomy, decoder.max_drafted - decoder.drafter.gamma))
+  return max(needed, min(roomy, decoder.max_drafted - gamma))
 
 
 def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:

@@ -191,16 +191,12 @@ def _decide(
   num_beams, num_ids = log_probs.shape[1:]
   # Each beam may end in each EOS id: 2 beams and 1 EOS need the best 4, so that
   # 2 remain live whatever ends. Entry 7 of 2 x 5 is beam 1 with token 2.
-  num_candidates = num_beams * min(
-    1 + len(rules.eos_ids), num_ids, rules.vocab_size
-  )
-  log_probs, flat = jax.lax.top_k(
-    log_probs.reshape(-1, num_beams * num_ids), num_candidates
-  )
+  per_beam = min(1 + len(rules.eos_ids), num_ids, rules.vocab_size)
+  log_probs = log_probs.reshape(-1, num_beams * num_ids)
+  log_probs, flat = jax.lax.top_k(log_probs, num_beams * per_beam)
   parents, tokens = flat // num_ids, flat % num_ids
-  candidates = _append(
-    arrays.take(search.live, parents), tokens, search.lengths
-  )
+  above = arrays.take(search.live, parents)
+  candidates = _append(above, tokens, search.lengths)
   is_eos = functools.reduce(operator.or_, [tokens == i for i in rules.eos_ids])
 
   open_log_probs = jnp.where(is_eos, NOTHING, log_probs)
@@ -225,8 +221,7 @@ def _decide(
     finished_lengths=finished_lengths,
     finished_scores=finished_scores,
   )
-  is_active = _can_improve(new, rules.alpha)
-  new = dataclasses.replace(new, is_active=is_active)
+  new = dataclasses.replace(new, is_active=_can_improve(new, rules.alpha))
   return new, arrays.take(parents, chosen)
 
 
@@ -234,9 +229,8 @@ def _can_improve(search: Search, alpha: float) -> Array:
   """Tells, bool `[B]`, whether a row has room and a live sequence could still
   beat the worst finished one."""
   # Penalties grow with length, so no descendant can score above this.
-  bound = search.live_log_probs[:, -1] / brevity_penalty(
-    alpha, search.max_lengths
-  )
+  penalties = brevity_penalty(alpha, search.max_lengths)
+  bound = search.live_log_probs[:, -1] / penalties
   worst = jnp.min(search.finished_scores, axis=1)
   is_settled = jnp.all(search.finished_lengths > 0, axis=1) & (worst > bound)
   return (search.lengths < search.max_lengths) & ~is_settled
@@ -245,11 +239,10 @@ def _can_improve(search: Search, alpha: float) -> Array:
 def output(search: Search, starts: Array, counts: Statistics) -> BeamOutput:
   """Returns the finished sequences, or the live ones of rows without any;
   `counts` gain the tokens of the best sequence after `starts`."""
-  is_finished = search.finished_lengths > 0
+  finished = search.finished_lengths
+  is_finished = finished > 0
   use_live = ~jnp.any(is_finished, axis=1)[:, None]
-  lengths = jnp.where(
-    use_live, search.lengths[:, None], search.finished_lengths
-  )
+  lengths = jnp.where(use_live, search.lengths[:, None], finished)
   tokens = jnp.where(use_live[:, :, None], search.live, search.finished)
   positions = jnp.arange(tokens.shape[2], dtype=jnp.int32)
   is_committed = positions[None, None, :] < lengths[:, :, None]

@@ -132,8 +132,7 @@ class Program:
     """`(params, state) -> (state, shown)`: one iteration, in place. `show`
     picks what the host sees of it."""
     places = self._shardings(self.state), None
-    step = self._step(show)
-    jitted = jax.jit(step, donate_argnums=1, out_shardings=places)
+    jitted = jax.jit(self._step(show), donate_argnums=1, out_shardings=places)
     return Part(jitted, (self.params, self.state))
 
   def stepwise(self, show: Callable[[StepInfo], Any]) -> tuple[Part, Part]:
@@ -181,7 +180,8 @@ class Program:
   def run(self) -> Part:
     """`(params, state) -> state`, until every row is done. The given state is
     not donated, so that it can be run again."""
-    return Part(jax.jit(self._run), (self.params, self.state))
+    run = functools.partial(self._loop.run, method=self.method)
+    return Part(jax.jit(run), (self.params, self.state))
 
   def refill(self, batch_size: int, output_sharding: Any = None) -> Refill:
     """Returns the programs of a batch of `batch_size` rows in which as many
@@ -236,9 +236,6 @@ class Program:
     return self._loop.init(
       params, key, prompt, method=self.method, max_len=self.max_len
     )
-
-  def _run(self, params: Params, state: DecodeState) -> DecodeState:
-    return self._loop.run(params, state, method=self.method)
 
   def _shardings(self, shapes: DecodeState) -> Any:
     return self.places(shapes) if callable(self.places) else self.places

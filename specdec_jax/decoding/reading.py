@@ -99,6 +99,8 @@ def _first_unread(
   # the last iteration began (invariants 1, 4 and 5).
   lag = 1 if method.drafter.read is None else method.depth + 2
   known = jnp.minimum(arrays.count_leading(is_same & is_held), shorter)
+  if method.drafter.reads_target_cache:  # Entry t has read token t + 1.
+    known = jnp.minimum(known, prompt.decoder_lengths - 1) - 1
   return jnp.maximum(jnp.minimum(known, held.lengths - lag), 0)
 
 

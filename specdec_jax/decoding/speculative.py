@@ -137,10 +137,10 @@ def step(
   with jax.named_scope('verify'):
     scored = target_call.score(params.target, state, draft, method)
     logits, cache, is_short = scored
-    target_probs = method.logits_to_probs(
-      processors.after_drafts(logits, state.context, draft.tokens, tree=tree),
-      state.context.sampling,
-    )
+    context, drafted = state.context, draft.tokens
+    processed = processors.after_drafts(logits, context, drafted, tree=tree)
+    logits = processors.checked(logits, processed)
+    target_probs = method.logits_to_probs(processed, context.sampling)
     verify_keys = tree_drafts.verify_keys(tree, state.row_keys, starts)
     verification = method.verify_fn(verify_keys, draft, target_probs)
     line = Line(draft, verification, target_probs, logits, _is_bad(draft))

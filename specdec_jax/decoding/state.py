@@ -209,6 +209,7 @@ def truncate(
     state,
     context=dataclasses.replace(context, lengths=starts + counts),
     done=state.done | is_ended,
+    has_nan=state.has_nan & ~is_ended,  # It was behind what is kept.
     statistics=counted,
   )
 

@@ -65,8 +65,7 @@ def adaptive(
   if first is not None and first.gamma != gamma:
     raise ValueError(f'give `first` gamma {gamma}, too, not {first.gamma}')
   schedule = schedule or schedules.fixed()
-  # The model's cache lacks the whole draft if it was from `first`.
-  chain = as_chain(model, num_unread=gamma + 1 if first else 2)
+  chain = as_chain(model)
 
   def init(
     params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
@@ -99,11 +98,13 @@ def adaptive(
     if first:
       found, of_first = first.propose((), row_keys, context, state.first)
       limits = jnp.where(found.lengths > 0, 0, limits)
-    fed = chain.catch_up(params, context, state.cache, *target)
+    # The model's cache lacks a draft that `first` or a grammar completed.
+    is_own = first is None and context.grammar is None
+    feeding = as_chain(model, num_unread=2 if is_own else gamma + 1)
+    fed = feeding.catch_up(params, context, state.cache, *target)
     to_probs = functools.partial(logits_to_probs, sampling=context.sampling)
-    draw_fn = functools.partial(
-      _draw, to_probs, min_prob, keys.split(row_keys, gamma)
-    )
+    step_keys = keys.split(row_keys, gamma)
+    draw_fn = functools.partial(_draw, to_probs, min_prob, step_keys)
     empty = _empty(fed[0], limits, gamma, is_argmax)
     extend_fn = functools.partial(chain.extend, params)
     draft, cache = _draft(draw_fn, extend_fn, *fed, context, empty)

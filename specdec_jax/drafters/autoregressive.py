@@ -82,7 +82,7 @@ def autoregressive(
     def draw(logits, text, row_keys):
       ids = token_ids
       if ids is not None and text is not None:
-        logits, ids = _of_all_ids(logits, ids), None
+        logits, ids = _of_all_ids(logits, ids, text.grammar), None
       logits = processors.after_text(logits, text)
       probs = logits_to_probs(logits, context.sampling)
       if not is_argmax:
@@ -116,10 +116,14 @@ def autoregressive(
   )
 
 
-def _of_all_ids(logits: Array, token_ids: np.ndarray) -> Array:
-  """Scatters logits `[B, N]` of some ids among all ids up to the largest."""
+def _of_all_ids(
+  logits: Array, token_ids: np.ndarray, grammar: base.Grammar | None
+) -> Array:
+  """Scatters logits `[B, N]` of some ids among all ids up to the largest, or
+  all that the grammar knows."""
   # ids [0, 3] -> [a, -inf, -inf, b]
-  shape = logits.shape[0], int(token_ids.max()) + 1
+  size = grammar.classes.shape[1] if grammar else int(token_ids.max()) + 1
+  shape = logits.shape[0], size
   return jnp.full(shape, -jnp.inf).at[:, jnp.asarray(token_ids)].set(logits)
 
 

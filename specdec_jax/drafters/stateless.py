@@ -42,11 +42,5 @@ def none(gamma: int = 0) -> Drafter:
 
 
 def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
-  return Drafter(
-    gamma=gamma,
-    init=lambda params, prompt, max_len: (),
-    propose=lambda params, row_keys, context, state: (
-      propose(row_keys, context),
-      state,
-    ),
-  )
+  own = lambda params, keys, context, state: (propose(keys, context), state)
+  return Drafter(gamma, lambda params, prompt, max_len: (), own)

@@ -348,7 +348,8 @@ def _report(
   if total.nan_examples:
     _say(
       f'error: logits of {total.nan_examples} examples were not numbers '
-      '(NaN), and their decoding stopped; their "end" is "nan"'
+      '(NaN), or their settings left no token, and their decoding stopped; '
+      'their "end" is "nan"'
     )
 
 

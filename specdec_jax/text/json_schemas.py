@@ -103,6 +103,13 @@ def _types(schema: Schema) -> list[Any]:
   return types if isinstance(types, list) and types else [types]
 
 
+def _types_of(value: object) -> set[str]:
+  if isinstance(value, int | float) and not isinstance(value, bool):
+    return {'number', *(['integer'] if value == value // 1 else [])}
+  kinds = {str: 'string', bool: 'boolean', list: 'array', dict: 'object'}
+  return {kinds.get(type(value), 'null')}
+
+
 def _any(ways: Iterable[str]) -> str:
   return f'({"|".join(ways)})'
 
@@ -189,6 +196,10 @@ def _complaint(
   for name, (expected, is_valid) in _VALUES.items():
     if name in schema and not is_valid(schema[name]):
       return f'{name} should be {expected}, got {schema[name]!r:.80}'
+  values = schema.get('enum', [schema.get('const')])
+  for value in values if kind in ('enum', 'const') and 'type' in schema else ():
+    if _types_of(value).isdisjoint(_types(schema)):
+      return f'{kind} has {value!r:.80}, not of type {schema["type"]!r}'
   for what in ('Length', 'Items'):
     least, most = _limits(schema, what)
     if most is not None and least > most:

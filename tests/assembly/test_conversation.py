@@ -7,6 +7,7 @@ pytest.importorskip('tokenizers')
 pytest.importorskip('jinja2')
 
 import specdec_jax
+from specdec_jax.assembly import conversation
 from tests.cli import tiny
 
 NUM_NEW = 8
@@ -53,6 +54,15 @@ def test_ten_turns_are_ten_long_prompts(decoder, chat):
     assert chat.messages[-1]['content'] == answers[-1].text
   assert lengths[-1] > 6 * chat.num_fed
   assert [each.tokens for each in answers] == whole(decoder, *asked)
+
+
+def test_a_long_conversation_may_begin_again(monkeypatch, decoder):
+  monkeypatch.setattr(conversation, '_ROOM', 64)
+  chat = specdec_jax.Conversation(decoder, max_new_tokens=NUM_NEW)
+  first = chat.send('ab')
+  chat.send('the in ab ' * 20)
+  chat.reset()
+  assert chat.send('ab').tokens == first.tokens
 
 
 def test_the_next_message_breaks_an_answer_off(decoder, chat):

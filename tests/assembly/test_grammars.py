@@ -176,6 +176,39 @@ def test_settings_that_leave_no_token_are_told(decoder, more):
     next(texts)
 
 
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_processors_that_leave_no_token_are_told_too(decoder, temperature):
+  most = [i for i in range(decoder.target.vocab_size) if i not in (5, 2)]
+  once = {'no_repeat_ngram_size': 1, 'min_new_tokens': 4, 'max_new_tokens': 6}
+  texts = specdec_jax.generate(
+    decoder, ['in'], suppress_tokens=most, temperature=temperature, **once
+  )
+  with pytest.raises(ValueError, match=r'after 1 new tokens .* left no token'):
+    next(texts)
+
+
+@pytest.mark.slow
+def test_adaptive_drafts_do_not_depend_on_neighbours(folder):
+  # Guesses lengthen short drafts by what the draft model has not read.
+  guessed = specdec_jax.load(
+    folder, draft_model=folder, gamma=8, temperature=1.0, min_prob=0.9
+  )
+  run = lambda texts, seeds: [
+    (each.tokens, each.statistics['target_runs'])
+    for each in specdec_jax.generate(
+      guessed,
+      texts,
+      batch_size=len(texts),
+      seed=seeds,
+      max_new_tokens=60,
+      regex=r'\{"name":"[a-z]{2,6}","colour of it":"[a-z]{2,6}"\}',
+    )
+  ]
+  for seed in range(3):
+    [alone] = run(['the in ab'], [seed])
+    assert run(['the in ab', 'ab ab in the'], [seed, 7])[0] == alone
+
+
 @pytest.mark.parametrize(
   ('way', 'message'),
   [
@@ -200,6 +233,14 @@ def test_settings_that_leave_no_token_are_told(decoder, more):
     ({'json_schema': {'type': 'string', 'format': 'email'}}, 'format should'),
     ({'json_schema': {'type': {}}}, 'type should be one of'),
     ({'json_schema': {'enum': []}}, 'enum should be a list'),
+    (
+      {'json_schema': {'type': 'string', 'enum': ['a', 1]}},
+      'enum has 1, not of type',
+    ),
+    (
+      {'json_schema': {'type': ['integer', 'null'], 'const': True}},
+      'const has True, not of type',
+    ),
     ({'json_schema': {'type': 'string', 'maxLength': -1}}, 'from 0 to 65535'),
     (
       {'json_schema': {'type': 'string', 'minLength': 2, 'maxLength': 1}},

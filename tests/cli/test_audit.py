@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+import specdec_jax
+from specdec_jax.assembly import auditing, running
+from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
 
@@ -34,6 +37,19 @@ def test_samples_follow_the_model_and_lenient_ones_do_not(audit, tmp_path):
   result = audit('--lenience', '0.01', '--temperature', '3')
   assert result.status == 1
   assert result.out.startswith('REJECTED')
+
+
+def test_logits_that_are_no_tokens_have_no_mass(tmp_path):
+  size = len(tiny.make_tokens())
+  padded = tiny.write_model(tmp_path / 'padded', vocab_size=2 * size)
+  decoder = specdec_jax.load(
+    padded, drafter='prompt_lookup', gamma=2, temperature=1.0
+  )
+  settings = running.DecodeSettings(max_new_tokens=1)
+  _, next_probs = auditing.engine(decoder, ['the in ab'], settings)
+  probs = next_probs((0,))
+  assert probs.shape == (2 * size,)
+  assert not probs[size:].any()
 
 
 def test_settings_of_one_line_are_not_ignored(run, tmp_path):

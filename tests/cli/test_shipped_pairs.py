@@ -1,10 +1,15 @@
 """Pairs that come with the package, by their names on the command line."""
 
+import functools
 import json
 
 import pytest
 
 pytest.importorskip('sentencepiece')
+
+import specdec_jax
+from specdec_jax.assembly import auto_gamma, packing, running
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 PROMPTS = {
   'ende': (
@@ -38,3 +43,23 @@ def test_a_pair_decodes_by_name(run, tmp_path, pair):
   assert all(record['text'] for record in drafted)
   runs = [sum(r['statistics']['target_runs'] for r in rs) for rs in records]
   assert runs[0] < runs[1]
+
+
+def test_a_gamma_needs_positions_of_the_drafter():
+  load = functools.partial(
+    specdec_jax.load,
+    'ende-mini',
+    drafter='spec_drafter',
+    draft_model='ende-spec-drafter',
+  )
+  texts = specdec_jax.generate(load(gamma=5), ['A.'], max_new_tokens=480)
+  with pytest.raises(ValueError, match=r'256 positions.*with gamma 5'):
+    next(texts)
+  # One that was remembered is for texts with room.
+  auto = load()
+  auto.gammas[1, 1] = ChosenGamma(gamma=23, sentence='')
+  for num_new, is_known in ((200, True), (240, False)):
+    settings = running.DecodeSettings(max_new_tokens=num_new)
+    [batch] = packing.pack(auto, ['A.'], settings)
+    choice = auto_gamma.known(auto, batch, settings)
+    assert (choice is not None) == is_known

@@ -1,11 +1,16 @@
 """`generate --stop`: a row ends with the token that completes a string, as with
 an end token, whoever drafts and whatever an iteration accepted beyond it."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 pytest.importorskip('sentencepiece')
 
+import specdec_jax
+from specdec_jax import arrays
 from specdec_jax.text import sentencepiece_vocabulary, stop_strings
 from specdec_jax.text.vocabularies import Vocabulary
 from specdec_jax.trace import recording, storage
@@ -127,6 +132,37 @@ def test_a_row_ends_with_the_string(generate, model, tmp_path, drafter):
       assert summary.num_drafted == statistics['drafted']
   if drafter == 'model':  # Which agrees with itself: blocks of six.
     assert any(len(r['tokens']) % 6 for r in found if r['stop'])
+
+
+def test_nan_behind_the_string_ends_nothing(model):
+  plain = specdec_jax.load(model, drafter='none')
+  decode = lambda decoder, **how: next(
+    specdec_jax.generate(decoder, ['the in ab'], max_new_tokens=12, **how)
+  )
+  tokens = decode(plain).tokens
+  new = [i for i, token in enumerate(tokens) if token not in tokens[:i]]
+  last = next(i for i in new[1:] if i - 1 in new)
+  stop = [plain.vocabulary.decode([tokens[last - 1]])]
+  # After the token behind the string, logits are NaN.
+  table = jnp.zeros(plain.target.vocab_size).at[tokens[last]].set(jnp.nan)
+
+  def broken(decoder):
+    own = decoder.method.target
+
+    def extend(params, tokens, cache, at=None, **more):
+      logits, cache = own.extend(params, tokens, cache, at, **more)
+      fed = tokens if at is None else arrays.take(tokens, at[:, None])
+      return logits + table[fed][..., None], cache
+
+    target = own._replace(extend=extend)
+    method = dataclasses.replace(decoder.method, target=target)
+    return dataclasses.replace(decoder, method=method)
+
+  expected = decode(broken(plain), stop=stop)
+  drafted = broken(specdec_jax.load(model, draft_model=model, gamma=6))
+  assert decode(drafted, stop=stop).tokens == expected.tokens
+  with pytest.raises(ValueError, match='NaN'):
+    decode(drafted)
 
 
 def test_sampled_rows_keep_their_draws(generate):

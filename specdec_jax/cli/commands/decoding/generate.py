@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     args, choices, trace=args.trace, num_samples=args.num_return_sequences
   )
   suited = running.decoder_for(decoder, batches[0])
-  decoder = auto_gamma.settled(suited, settings, outputs.tell)
+  decoder = auto_gamma.settled(suited, batches[0], settings, outputs.tell)
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(outputs.json_lines(args.json))
     write_trace = None
