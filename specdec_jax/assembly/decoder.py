@@ -207,7 +207,7 @@ class Decoder:
     other files; see `agreement`."""
     # Random weights are no files, and the same in every run.
     sides = {'target': self.model, 'drafter': self.drafting.model}
-    stated = [self.config, self.drafting.config, self.sampling]
+    stated: list[object] = [self.config, self.drafting.config, self.sampling]
     if (schema := self.sampling.json_schema) is not None:
       stated.append(constraints.schema_text(schema))
     text = repr([*stated, self.target_info.eos_id])
