@@ -70,9 +70,8 @@ def adaptive(
   def init(
     params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
   ) -> Arrays:
-    cache = chain.init(params, prompt, max_len, *target)
-    if target:
-      cache, *target = cache
+    made = chain.init(params, prompt, max_len, *target)
+    cache, *others = made if target else (made,)
     batch_size = prompt.decoder_lengths.size
     state = AdaptiveState(
       cache=cache,
@@ -81,7 +80,7 @@ def adaptive(
       num_drafted=jnp.zeros(batch_size, jnp.int32),
       first=first.init((), prompt, max_len) if first else (),
     )
-    return (state, *target) if target else state
+    return (state, *others) if target else state
 
   def propose(
     params: Arrays,
