@@ -96,10 +96,11 @@ def outputs(
   the first batches, or earlier ones, chose; yields the output and that
   decoder."""
   size = trials.num_batches_of_turn(settings.num_rows)
-  first = size * trials.num_turns(_tried(decoder, batches[0], settings))
+  tried = _tried(decoder, batches[0], settings)
+  first = size * trials.num_turns(tried)
   # What may stop at a string is decoded iteration by iteration.
   has_stops = any(any(batch.stops) for batch in batches)
-  if decoder.is_auto and len(batches) > first and not has_stops:
+  if len(tried) > 1 and len(batches) > first and not has_stops:
     choice, found = choose(decoder, batches, settings, is_worth_it=True)
     yield from found
     decoder, batches = decoder.at(choice.gamma), batches[len(found) :]

@@ -35,8 +35,8 @@ def audit(
 
   Given how often a prefix was reached, the tokens after it should be draws from
   `next_probs(prefix)`: a row of a G-test. Rarely reached prefixes are pooled
-  into one row, by the rank of the next token. There is a test for each
-  position, and for whole texts, per seed and together: the sum of G.
+  into one row, by rank of the next token. Positions have tests, and so have
+  whole texts, per seed and together: sums of G.
 
   Args:
     sample: `(prompt, num, seed)` to `num` continuations of `num_tokens` tokens,

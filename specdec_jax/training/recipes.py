@@ -192,9 +192,9 @@ def drafter_texts(
     temperature=temperature,
   )
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
-  settings = {'how': repr((how, num_examples, refresh_period, seed))}
-  settings['inputs'] = agreement.of_arrays([*map(vars, inputs.sides.values())])
-  mark = agreement.of_settings(settings)[:8]
+  digest = agreement.of_arrays([*map(vars, inputs.sides.values())])
+  settings = repr((digest, how, num_examples, refresh_period, seed))
+  mark = agreement.of_settings({'': settings})[:8]
   current: dict[int, Dataset] = {}  # The one text that is read now.
 
   def prepare(position: int, params: ArrayTree) -> None:
@@ -212,9 +212,11 @@ def drafter_texts(
       with replacing.file(path) as partial:
         token_files.save(partial, written)
     current.clear()
-    texts = [token_files.load(path)]
     current[text] = datasets.from_tokens(
-      texts, batch_size=batch_size, lengths=lengths, seed=seed
+      [token_files.load(path)],
+      batch_size=batch_size,
+      lengths=lengths,
+      seed=seed,
     )
 
   return Dataset(
