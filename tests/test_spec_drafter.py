@@ -170,7 +170,12 @@ def test_padding_of_the_vocabulary_is_never_drafted():
 def test_named_sizes_fit_their_targets():
   """Embeddings and the encoder of the target have the drafter's shapes."""
 
-  for name, target in (('xia_6_6', 't5_1_0_small'), ('mini_2_1', 't5_mini')):
+  pairs = {
+    'xia_6_6': 't5_1_0_small',
+    'mini_4_1': 't5_mini',
+    'mini_2_1': 't5_mini',
+  }
+  for name, target in pairs.items():
     ours = families.param_shapes(presets.spec_drafter(name))
     theirs = families.param_shapes(presets.preset(target))
     assert ours['token_embedder'] == theirs['token_embedder']

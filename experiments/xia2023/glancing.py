@@ -41,6 +41,7 @@ def block_loss(
   gamma: int,
   num_blocks: int = 1,
   label_smoothing: float = 0.1,
+  decay: float = 1.0,
   has_random_prefix: bool = True,
   is_glancing: bool = True,
   shares_dropout: bool = True,
@@ -58,6 +59,8 @@ def block_loss(
     num_blocks: of every text in one step, each after a prefix of its own; what
       depends on the source alone is computed once.
     label_smoothing: see `losses.cross_entropy`.
+    decay: position i of a block, from 0, has the weight decay**i in training: a
+      draft counts only if all before it are right.
     has_random_prefix: False always learns the first block.
     is_glancing: False gives nothing away and saves the first pass.
     shares_dropout: whether both passes drop out the same features.
@@ -91,11 +94,14 @@ def block_loss(
         glance_key, blocks, is_correct, batch[RATIO]
       )
     is_learned = (is_target & ~is_revealed).reshape(-1)
+    rate = jnp.float32(decay if key is not None else 1.0)
+    by_position = rate ** jnp.arange(gamma, dtype=jnp.float32)
+    weights = jnp.tile(by_position, len(is_target))
     return chunked.summed(
       functools.partial(_loss_sums, config, label_smoothing),
       table,
       hidden(memory, is_known, keys[0]),
-      (gold.reshape(-1), is_learned.astype(jnp.float32)),
+      (gold.reshape(-1), jnp.where(is_learned, weights, 0.0)),
       None,
       is_needed=is_learned,
       size=size,

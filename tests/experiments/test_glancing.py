@@ -125,7 +125,7 @@ def test_several_blocks_of_a_text_are_several_rows(monkeypatch):
 
 
 def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
-  sums, (first, second) = run(monkeypatch)
+  sums, (first, second) = run(monkeypatch, decay=0.5)
   lengths = np.asarray(batch()['decoder_loss_weights']).sum(1).astype(int)
   gold = np.pad(batch()['decoder_target_tokens'], ((0, 0), (0, GAMMA)))
   known_before, starts, guess = first
@@ -147,8 +147,9 @@ def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
     for position in range(start, end):
       if not given[position]:
         log_probs = jax.nn.log_softmax(logits[row, position - start])
-        nats -= float(log_probs[gold[row, position]])
-        counted += 1
+        weight = 0.5 ** (position - start)
+        nats -= weight * float(log_probs[gold[row, position]])
+        counted += weight
   assert revealed > 5
   assert float(sums.weight) == counted
   np.testing.assert_allclose(sums.nats, nats, rtol=1e-5)
