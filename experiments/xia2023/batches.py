@@ -12,7 +12,7 @@ from specdec_jax.files.paths import user_path
 
 
 def from_length_buckets(
-  folder: str,
+  folder: str | Sequence[str],
   *,
   batch_tokens: int,
   limits: Sequence[int] = (16, 32, 64),
@@ -21,7 +21,8 @@ def from_length_buckets(
 ) -> Dataset:
   """Makes batches of one example per row and of similar lengths, as of
   `datasets.from_token_files`: the block of a Spec-Drafter follows a prefix of
-  its own in every row, so that no other example can share the row.
+  its own in every row, so that no other example can share the row. Examples of
+  several folders are mixed.
 
   An example is in the first bucket whose limit neither its inputs nor its
   targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows,
@@ -36,10 +37,13 @@ def from_length_buckets(
   if batch_tokens < limits[-1]:
     raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
 
-  def groups(file: Path, count: int | None = None) -> list[Group]:
-    tokens = token_files.load(file)
+  names = [folder] if isinstance(folder, str) else folder
+  folders = [user_path(name) for name in names]
+
+  def groups(files: list[Path], count: int | None = None) -> list[Group]:
+    tokens = token_files.concatenate([token_files.load(x) for x in files])
     if tokens.inputs is None:
-      raise ValueError(f'{file} has no inputs to be read by an encoder')
+      raise ValueError(f'{files[0]} has no inputs to be read by an encoder')
     sides = [side.lengths for side in tokens.sides.values()]
     # Lengths [3, 16, 17] are in buckets [0, 0, 1] of limits [16, 32]; what is
     # longer than the last has no room there either, as `pack` says.
@@ -58,10 +62,10 @@ def from_length_buckets(
       for bucket, limit in enumerate(limits)
     ]
 
-  path = user_path(folder)
-  held_out = path / 'validation.npz'
+  held_out = [path / 'validation.npz' for path in folders]
+  held_out = [path for path in held_out if path.is_file()]
   return datasets.of_groups(
-    groups(path / 'train.npz'),
-    groups(held_out, max_validation_examples) if held_out.is_file() else (),
+    groups([path / 'train.npz' for path in folders]),
+    groups(held_out, max_validation_examples) if held_out else (),
     seed=seed,
-  )._replace(vocabulary=token_files.find_vocabulary([path]))
+  )._replace(vocabulary=token_files.find_vocabulary(folders))

@@ -74,6 +74,23 @@ def test_validation_has_each_example_once(folder):
   assert sorted(seen) == list(range(30))
 
 
+def test_examples_of_several_folders_are_mixed(folder, examples, tmp_path):
+  halves = [[side[i::2] for side in examples] for i in (0, 1)]
+  for name, half in zip('ab', halves, strict=True):
+    (tmp_path / name).mkdir()
+    token_files.save(
+      tmp_path / name / 'train.npz', token_files.from_rows(*half)
+    )
+  paths = [str(tmp_path / name) for name in 'ab']
+  dataset = batches.from_length_buckets(
+    paths, batch_tokens=32, limits=LIMITS, seed=0
+  )
+  seen = [i for position in range(40) for i in names(dataset.batch(position))]
+  assert {i % 2 for i in seen} == {0, 1}
+  assert len(seen) == len(set(seen)) > 60
+  assert dataset.validation is None
+
+
 def test_what_does_not_fit_is_refused(folder):
   with pytest.raises(ValueError, match='room for 8'):
     batches.from_length_buckets(str(folder), batch_tokens=32, limits=(4, 8))
