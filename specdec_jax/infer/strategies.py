@@ -158,10 +158,13 @@ def _compile_whole(
     packed = jax.lax.with_sharding_constraint(packed, batch)
     return function(params, *packed)
 
-  of = lambda params: lambda rows: jax.device_get(run(params, pack(rows)))
-  of(params)([None] * batch_size)
+  compute = lambda params, rows: jax.device_get(run(params, pack(rows)))
+  compute(params, [None] * batch_size)
   return lambda params, rows, utilisation: decode_many.decode_whole(
-    of(params), rows, batch_size=batch_size, utilisation=utilisation
+    functools.partial(compute, params),
+    rows,
+    batch_size=batch_size,
+    utilisation=utilisation,
   )
 
 
@@ -240,7 +243,7 @@ def _size(tree: object, shardings: object) -> np.ndarray:
 
 def _chip_bytes(mesh: Mesh) -> int | None:
   """Returns the memory of a device, None if it does not tell."""
-  device = mesh.devices.flat[0]
+  device = mesh.local_devices[0]  # No other process's devices tell.
   stats = device.memory_stats() if device.platform != 'cpu' else None
   return (stats or {}).get('bytes_limit')
 

@@ -9,6 +9,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 pytest.importorskip('gin')
@@ -20,7 +21,7 @@ from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
-from specdec_jax.infer import examples, output
+from specdec_jax.infer import examples, output, strategies
 from specdec_jax.infer import records as infer_records
 from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
@@ -751,6 +752,18 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
   caches = position * (256 + 257 + 4 + 1) * 32
   assert caches < rows['caches and state'][1] < 1.01 * caches
   assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_that_of_a_device_of_this_process():
+  def refuse():
+    raise RuntimeError('MemoryStats is only supported for addressable devices')
+
+  away, own = (
+    types.SimpleNamespace(platform='tpu', memory_stats=stats)
+    for stats in (refuse, lambda: {'bytes_limit': 7})
+  )
+  mesh = types.SimpleNamespace(devices=np.array([away]), local_devices=[own])
+  assert strategies._chip_bytes(mesh) == 7
 
 
 @pytest.mark.parametrize(
