@@ -24,9 +24,9 @@ SHIPPED = (
 ).resolve()
 
 
-def shipped_names(folder: str = '') -> list[str]:
+def shipped_names() -> list[str]:
   """Lists the gin files of this package by name, such as `runs/infer.gin`."""
-  found = sorted((SHIPPED / folder).rglob('*.gin'))
+  found = sorted(SHIPPED.rglob('*.gin'))
   return [path.relative_to(SHIPPED).as_posix() for path in found]
 
 
@@ -114,9 +114,11 @@ def find(name: str, folders: Sequence[str]) -> Path:
 
 def _in_packages(path: Path) -> Iterator[Path]:
   with contextlib.suppress(ImportError, ValueError):
-    spec = importlib.util.find_spec('.'.join(path.parent.parts))
+    top, *rest = path.parts
+    # Of the outermost package: to find one in it, Python would import it.
+    spec = importlib.util.find_spec(top) if top.isidentifier() else None
     for location in (spec and spec.submodule_search_locations) or ():
-      yield Path(location) / path.name
+      yield Path(location, *rest)
 
 
 def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:

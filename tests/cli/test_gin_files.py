@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip('gin')
 
-from specdec_jax.launch import gin_launch
+from specdec_jax.launch import gin_files, gin_launch
 from tests.cli.infer_runs import ROOT
 from tests.cli.tiny import assert_refused
 
@@ -81,6 +81,13 @@ def test_own_files_go_before_shipped_ones(elsewhere):
   assert seed(name, search_paths='folder') == '3'
   # What was searched before is not searched any more.
   assert seed('gin_configs/runs/train.gin') == '0'
+
+
+def test_to_look_for_a_file_in_a_package_imports_nothing(elsewhere):
+  write(elsewhere / 'outer' / '__init__.py', 'raise SystemExit')
+  write(elsewhere / 'outer' / 'inner' / 'mine.gin')
+  found = gin_files.find('outer/inner/mine.gin', [])
+  assert found == elsewhere / 'outer' / 'inner' / 'mine.gin'
 
 
 def test_shipped_files_include_shipped_files(elsewhere):
