@@ -91,9 +91,6 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
     return
   if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    # Programs from the cache may run their collectives in another order, and
-    # the processes would wait for each other forever.
-    jax.config.update('jax_enable_compilation_cache', False)
   _join(meeting)
   # Whoever acquires `ending` decides how this process ends.
   ending, is_over = threading.Lock(), threading.Event()
@@ -104,6 +101,10 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
   )
   watch.start()
   try:
+    if jax.default_backend() == 'cpu':
+      # Programs from the cache may run their collectives in another order, and
+      # the processes would wait for each other forever.
+      jax.config.update('jax_enable_compilation_cache', False)
     yield
   except BaseException as error:
     if not ending.acquire(blocking=False):
@@ -178,7 +179,11 @@ def _join(meeting: Meeting) -> None:
 def _check_free(port: int) -> None:
   """Refuses a port on which somebody listens: jax crashes."""
   try:
-    socket.create_server(('::', port), family=socket.AF_INET6).close()
+    socket.create_server(
+      ('::', port),
+      family=socket.AF_INET6,
+      dualstack_ipv6=socket.has_dualstack_ipv6(),
+    ).close()
   except OSError as error:
     if error.errno == errno.EADDRINUSE:
       raise ValueError(
@@ -203,9 +208,10 @@ def array_of_first(array: np.ndarray) -> np.ndarray:
 
 
 def ask_first(function: Callable[[], _Result]) -> _Result:
-  """Calls a function in the first process alone. Others get a bool in place of
-  what it gives, whether that is true; a ValueError if the first gets one, or an
-  OSError; and a ConnectionError if a server did not answer it."""
+  """Calls a function in the first process and returns its result there; every
+  other process gets True or False, the truth of that result. An error of the
+  first is raised in all: ValueError or OSError as ValueError, a server that
+  does not answer as ConnectionError."""
   result: Any = None
   error: Exception | None = None
   if is_first():

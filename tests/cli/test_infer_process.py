@@ -9,12 +9,14 @@ import signal
 import socket
 import time
 
+import jax
 import pytest
 
 pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
+from specdec_jax.launch import processes
 from tests import children
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, predictions, result
@@ -194,6 +196,27 @@ def test_processes_that_nobody_joins(tmp_path):
       said = second.communicate(timeout=180)[1]
       assert second.returncode == 2, said
       assert f'port {port} of this host is taken' in said
+
+
+@pytest.mark.parametrize('family', [socket.AF_INET, socket.AF_INET6])
+def test_a_port_that_is_taken_is_refused(family):
+  taken = socket.create_server(('', 0), family=family)
+  with taken, pytest.raises(ValueError, match='is taken'):
+    processes._check_free(taken.getsockname()[1])
+
+
+def test_processes_on_cpus_run_no_programs_from_the_cache(monkeypatch):
+  """Also where it is jax that chooses the CPUs."""
+  monkeypatch.setattr(processes, '_join', lambda meeting: None)
+  before = jax.config.jax_platforms, jax.config.jax_enable_compilation_cache
+  jax.config.update('jax_platforms', None)
+  jax.config.update('jax_enable_compilation_cache', True)
+  try:
+    with processes.joined(processes.Meeting(None, None, None)):
+      assert not jax.config.jax_enable_compilation_cache
+  finally:
+    jax.config.update('jax_platforms', before[0])
+    jax.config.update('jax_enable_compilation_cache', before[1])
 
 
 @pytest.mark.slow
