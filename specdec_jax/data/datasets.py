@@ -215,10 +215,13 @@ def mix(
   DistillSpec mixes a data set's text with generated text this way. Which one a
   batch comes from depends on the seed and its position; its position in that
   data set is the same. Validation and vocabulary are those of the first.
-  ValueError if `ratios` are not one probability per data set.
+  ValueError if `ratios` are not one probability per data set, or the data sets
+  have several vocabularies.
   """
   if len(ratios) != len(datasets):
     raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')
+  if len({d.vocabulary.read_bytes() for d in datasets if d.vocabulary}) > 1:
+    raise ValueError('the data sets were made with several vocabularies')
 
   # Each position has a draw of its own, not the next of a stream: a run that
   # resumes at position 1,000 needs none of the 1,000 before.

@@ -110,11 +110,13 @@ def rewrite_targets(
   A drafter that learns from them with plain cross entropy is one of
   sequence-level distillation (Kim and Rush, arXiv 1606.07947). Example i
   depends on the seed and on i, not on its batch. `report` is told after every
-  batch how many examples it had. ValueError if there are no inputs, or the
-  model's logits are NaN.
+  batch how many examples it had. ValueError if there are no inputs or no
+  encoder, or the model's logits are NaN.
   """
   if tokens.inputs is None:
     raise ValueError('these examples have no inputs to decode')
+  if not families.has_encoder(config):
+    raise ValueError('this model has no encoder: specdec data write is for it')
   batch_size = rewriting.batch_size
   generate = _generate_fn(config, rewriting)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
@@ -181,8 +183,9 @@ def drafter_texts(
   folder that `specdec data prepare` wrote, or several with one vocabulary. Each
   text is kept in the run's `folder`, and read again if the run is resumed.
   """
-  folders = [tokens] if isinstance(tokens, str) else tokens
-  files = [token_files.load(user_path(f) / 'train.npz') for f in folders]
+  names = [tokens] if isinstance(tokens, str) else tokens
+  folders = [user_path(name) for name in names]
+  files = [token_files.load(path / 'train.npz') for path in folders]
   inputs = token_files.concatenate(files)
   vocabulary = token_files.load_description(folders[0]).at('vocabulary')
   how = Rewriting(
@@ -222,6 +225,7 @@ def drafter_texts(
   return Dataset(
     batch=lambda position: current[position // refresh_period].batch(position),
     prepare=prepare,
+    vocabulary=token_files.find_vocabulary(folders),
     contents=[vars(side) for side in inputs.sides.values()],
   )
 

@@ -16,6 +16,7 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
 from specdec_jax.data import token_files
 from specdec_jax.launch import progress
+from specdec_jax.models import presets
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import metrics_log, recipes
 from specdec_jax.training import train as train_lib
@@ -271,6 +272,13 @@ def test_rewriting_is_decoding_row_by_row(folder):
     np.testing.assert_array_equal(array, vars(narrow.targets)[name])
   assert wide.targets.lengths.max() <= 16
   assert params['decoder']['logits_dense']['kernel'].dtype == jnp.float32
+
+
+def test_a_decoder_alone_rewrites_nothing():
+  config = presets.preset('lm_nano')
+  how = recipes.Rewriting(max_new_tokens=4, eos_id=1, vocab_size=16)
+  with pytest.raises(ValueError, match='no encoder'):
+    recipes.rewrite_targets(config, {}, tiny_runs.examples(2), how)
 
 
 def test_bad_input_is_one_sentence(folder, capsys):

@@ -85,7 +85,10 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   names = [str(folder) for folder in folders]
   found = datasets.from_token_files(names, **settings)
   assert found.vocabulary == folders[0] / token_files.VOCABULARY
-  assert datasets.mix([found], [1.0]).vocabulary == found.vocabulary
+  other = found._replace(vocabulary=folders[1] / token_files.VOCABULARY)
+  assert datasets.mix([found, other], [0, 1]).vocabulary == found.vocabulary
+  with pytest.raises(ValueError, match='several vocabularies'):
+    datasets.mix([found, found._replace(vocabulary=MODEL)], [0, 1])
   description = folders[1] / token_files.DESCRIPTION
   digest = token_files.sha256_of(tiny_runs.vocabulary())
   description.write_text(description.read_text().replace(digest, '0123456789'))
