@@ -1,11 +1,12 @@
 """Drafters of beam search: of the choices that other decoding has."""
 
+from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DraftModel, NoDrafter, PromptLookup
+from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
+from specdec_jax.assembly.drafters.draft_model import DraftModel, networks
 from specdec_jax.assembly.lengths import Auto, Fixed
 from specdec_jax.contrib import beams
 from specdec_jax.contrib.beam_trie import BeamDrafter
-from specdec_jax.models import families
 
 _CHOICES = NoDrafter | PromptLookup | DraftModel
 
@@ -51,11 +52,10 @@ def drafter(
       max_ngram=choice.max_ngram,
       min_ngram=choice.min_ngram,
     )
-  config = decoder.drafting.config
-  assert config is not None
-  model = families.language_model(config)
+  config = models.read_config(choice.model)
+  network, _ = networks(choice.model, config, decoder.target_info)
   return beams.of_model(
-    families.with_logits_of(model, decoder.config.vocab_size),
+    network,
     gamma=length.gamma,
     width=2 * num_beams if width is None else width,
     eos_id=decoder.method.eos_id,

@@ -1,11 +1,13 @@
 """A smaller language model, as a choice."""
 
 import dataclasses
-import functools
+
+import numpy as np
 
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.base import LanguageModel
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.models import families
 from specdec_jax.text import vocabularies
@@ -24,22 +26,32 @@ class DraftModel(one_by_one.OneByOne):
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_config(self.model)
     _check_fits(self.model, config, target)
-    model = families.language_model(config)
-    num_logits = target.config.vocab_size
-    made = functools.partial(Drafting, model=self.model, config=config)
-    ids = models.read_draft_vocabulary(self.model, target.vocab_size)
-    if ids is None:
-      # Target or draft model may be padded further: padding has probability
-      # zero in p and q.
-      model = families.with_logits_of(model, num_logits)
-      drafter = one_by_one.drafter(model, target, length)
-      return made(drafter=drafter, chain=as_chain(model))
-    few, model = families.with_draft_vocabulary(model, ids, num_logits)
-    return made(
-      drafter=one_by_one.drafter(model, target, length, few=(few, ids)),
-      chain=as_chain(model),
-      join=lambda target, own: models.with_logits_of(own, ids, config),
+    network, few = networks(self.model, config, target)
+    return Drafting(
+      drafter=one_by_one.drafter(network, target, length, few=few),
+      model=self.model,
+      config=config,
+      join=lambda target, own: (
+        models.with_logits_of(own, few[1], config) if few else own
+      ),
+      chain=as_chain(network),
     )
+
+
+def networks(
+  model: models.Model, config: families.Config, target: Target
+) -> tuple[LanguageModel, tuple[LanguageModel, np.ndarray] | None]:
+  """Returns a draft model with logits of the target's ids and, if it has a
+  draft vocabulary, also `few` as for `one_by_one.drafter`."""
+  network = families.language_model(config)
+  num_logits = target.config.vocab_size
+  ids = models.read_draft_vocabulary(model, target.vocab_size)
+  if ids is None:
+    # Target or draft model may be padded further: padding has probability zero
+    # in p and q.
+    return families.with_logits_of(network, num_logits), None
+  few, network = families.with_draft_vocabulary(network, ids, num_logits)
+  return network, (few, ids)
 
 
 def _check_fits(
