@@ -136,6 +136,32 @@ def test_prefixes_that_are_reached_rarely_are_tested_by_rank():
   assert 'token 2' in str(cold)
 
 
+def test_what_is_not_tested_is_told_and_bounds_no_bias():
+  """A fifth of the draws is impossible, behind prefixes too many to ask for."""
+  first = np.repeat([1.6, 0.4], 2000) / 4000
+
+  def sample(prompt, num, seed):
+    rng = np.random.default_rng(seed)
+    ids = rng.choice(4000, size=num, p=first)
+    return np.stack(
+      [ids, np.where(ids < 2000, rng.integers(2, size=num), 2)], 1
+    )
+
+  def after(prefix):
+    return first if len(prefix) == 1 else np.array([0.5, 0.5, 0.0])
+
+  report = audit(sample, after, [[0]], num_tokens=2, num_draws=50_000)
+  checks = {check.name: check for check in report.checks}
+  assert checks['prompt 1, token 1'].num_untested == 0
+  for name in ('token 2', 'sequences, seed 1', 'sequences'):
+    check = checks[f'prompt 1, {name}']
+    share = check.num_untested / check.test.num_draws
+    assert 0.15 < share < min(check.bound, check.detectable) < 0.3
+    assert f'{check.num_untested} of {check.test.num_draws} draws' in str(
+      report
+    )
+
+
 def test_faults_and_figures_of_a_report():
   top = np.where(np.sort(TABLE, axis=1)[:, -4:-3] <= TABLE, TABLE, 0)
   after = lambda prefix: top[prefix[-1] % VOCAB_SIZE]
@@ -163,7 +189,10 @@ def test_faults_and_figures_of_a_report():
   for wrong in (np.full(VOCAB_SIZE, np.nan), -TABLE[0]):
     with pytest.raises(ValueError, match=r'of \(1,\) are no probabilities'):
       audit(sampler(), lambda prefix, given=wrong: given, [[1]], **options)
-  for none in ({'prompts': []}, {'num_tokens': 0}, {'num_draws': 0}):
+  for none in (
+    *({'prompts': []}, {'num_tokens': 0}, {'num_draws': 0}, {'seeds': ()}),
+    *({'num_tokens': []}, {'num_tokens': [2, 2]}),
+  ):
     with pytest.raises(ValueError, match='at least 1'):
       audit(sampler(), next_probs, **{'prompts': [[1]], **options, **none})
 

@@ -7,15 +7,14 @@ import numpy as np
 
 from specdec_jax.audit import report
 from specdec_jax.audit.goodness_of_fit import Cells, pool
-from specdec_jax.audit.report import Report
+from specdec_jax.audit.report import Report, Test
 
 Tokens = tuple[int, ...]
 NextProbs = Callable[[Tokens], np.ndarray]
-# A test's name, its cells and its number of sequences; None for single tokens.
-_Test = tuple[str, list[Cells], int | None]
 # Prefixes that were reached more rarely share cells.
 _MIN_VISITS = 100
-# The most prefixes for which the model is asked, per prompt and token.
+# The most prefixes for which the model is asked, per prompt and token; what
+# follows others is not tested.
 _MAX_PREFIXES = 2000
 
 
@@ -35,8 +34,9 @@ def audit(
 
   Given how often a prefix was reached, the tokens after it should be draws from
   `next_probs(prefix)`: a row of a G-test. Rarely reached prefixes are pooled
-  into one row, by rank of the next token. Positions have tests, and so have
-  whole texts, per seed and together: sums of G.
+  into one row, by rank of the next token; the report counts draws that follow
+  none of a position's 2000 commonest, which are not tested. Positions have
+  tests, and so have whole texts, per seed and together: sums of G.
 
   Args:
     sample: `(prompt, num, seed)` to `num` continuations of `num_tokens` tokens,
@@ -59,9 +59,13 @@ def audit(
   """
   if isinstance(num_tokens, int):
     num_tokens = [num_tokens] * len(prompts)
-  if not prompts or min(*num_tokens, num_draws) < 1:
-    raise ValueError('give prompts, and num_tokens and num_draws of at least 1')
-  tests: list[_Test] = []
+  counts = len(prompts), len(seeds), num_draws, *num_tokens
+  if min(counts) < 1 or len(num_tokens) != len(prompts):
+    raise ValueError(
+      'give prompts, seeds, and num_draws and num_tokens of at least 1, the '
+      f'latter for all of {len(prompts)} prompts or for each'
+    )
+  tests: list[Test] = []
   faults, differences = [], []
   for i, prompt in enumerate(map(tuple, prompts)):
     name = f'prompt {i + 1}'
@@ -88,21 +92,27 @@ def _tests(
   tokens: Sequence[np.ndarray],
   prompt: Tokens,
   next_probs: NextProbs,
-) -> list[_Test]:
+) -> list[Test]:
   """Makes a prompt's tests: of each token, of each seed's sequences, of all."""
-  tests: list[_Test] = []
+  tests: list[Test] = []
   # With seeds 0 and 1: sequences of 0, of 1, and of both.
   num_sequences = [*map(len, tokens), sum(map(len, tokens))]
   sequences: list[list[Cells]] = [[] for _ in num_sequences]
+  untested = [0] * len(num_sequences)
   # The last column only tells whether a continuation went on too long.
   for position in range(tokens[0].shape[1] - 1):
-    rows = _rows(tokens, position, prompt, next_probs)
-    tests.append((f'{name}, token {position + 1}', rows[-1], None))
+    rows, rare = _rows(tokens, position, prompt, next_probs)
+    untested = [sum(pair) for pair in zip(untested, rare, strict=True)]
+    num = sum(int((each[:, position] >= 0).sum()) for each in tokens)
+    told = f'{name}, token {position + 1}'
+    tests.append(Test(told, rows[-1], num, rare[-1]))
     for own, more in zip(sequences, rows, strict=True):
       own += more
-  for side, own, num in zip(sides, sequences, num_sequences, strict=True):
+  each_side = zip(sides, sequences, num_sequences, untested, strict=True)
+  for side, own, num, left in each_side:
     if len(tokens) > 1 or not side:
-      tests.append((f'{name}, sequences{side}', own, num))
+      # A sequence may be untested at several positions.
+      tests.append(Test(f'{name}, sequences{side}', own, num, min(num, left)))
   return tests
 
 
@@ -133,8 +143,9 @@ def _rows(
   position: int,
   prompt: Tokens,
   next_probs: NextProbs,
-) -> list[list[Cells]]:
-  """Counts what followed each prefix: the rows of each seed, then of all."""
+) -> tuple[list[list[Cells]], list[int]]:
+  """Counts what followed each prefix: the rows of each seed, then of all, and
+  as many numbers of draws whose prefixes are left out."""
   # Whose draw each row is: of 2 and 3 draws [0, 0, 1, 1, 1].
   seeds = np.repeat(np.arange(len(tokens)), [*map(len, tokens)])
   joined = np.concatenate(tokens)
@@ -176,7 +187,9 @@ def _rows(
         by_rank[side] = by_rank.get(side, 0) + both[:, ranks]
   for side, ranked in by_rank.items():
     rows[side].append(pool(*ranked))
-  return rows
+  rare = [seeds[:0], *(of_seed for _, of_seed in groups[_MAX_PREFIXES:])]
+  left = np.bincount(np.concatenate(rare), minlength=len(tokens)).tolist()
+  return rows, [*left, sum(left)]
 
 
 def _differences(

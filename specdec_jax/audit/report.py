@@ -12,6 +12,16 @@ from specdec_jax.audit.goodness_of_fit import Cells, GTest
 CONFIDENCE = 0.95
 
 
+class Test(NamedTuple):
+  """A test to be made: its name, its rows of cells, its number of draws, and of
+  these how many are in no cell."""
+
+  name: str
+  rows: Sequence[Cells]
+  num_draws: int
+  num_untested: int
+
+
 class Check(NamedTuple):
   """One test of the engine's draws.
 
@@ -19,11 +29,15 @@ class Check(NamedTuple):
     name: what is tested, such as 'prompt 1, token 2'.
     test: its statistic.
     p_value: adjusted for the number of tests (Bonferroni).
-    detectable: the least bias, in total variation, that is rejected with a
-      probability of 95%; 1 if the test can see none.
-    bound: upper bound on the bias, in total variation, with 95% confidence.
+    detectable: the least bias of cells, in total variation, that is rejected
+      with a probability of 95%; 1 if the test can see none. A bias among the
+      tokens of one cell is not seen.
+    bound: upper bound on the bias of cells, in total variation, with 95%
+      confidence.
     is_control_rejected: whether the test rejects a control: the engine's counts
       drawn again with twice the detectable bias. None if that is impossible.
+    num_untested: draws that are in no cell. Their share is part of `detectable`
+      and of `bound`, as all of them may be wrong.
   """
 
   name: str
@@ -32,6 +46,7 @@ class Check(NamedTuple):
   detectable: float
   bound: float
   is_control_rejected: bool | None
+  num_untested: int
 
 
 class Report(NamedTuple):
@@ -85,6 +100,12 @@ class Report(NamedTuple):
       f'{len(self.checks)} tests; rejected at {self.false_alarm_rate:g}.',
       *(f'Fault: {fault}.' for fault in self.faults),
     ]
+    lines += [
+      f'Not tested: {check.num_untested} of {check.test.num_draws} draws of '
+      f'{check.name}, as too many prefixes are reached.'
+      for check in self.checks
+      if check.num_untested
+    ]
     if self.differences is not None:
       lines.append(f'Greedy: {len(self.differences)} prompts differ.')
       lines += [f'Greedy: {each}.' for each in self.differences]
@@ -95,7 +116,7 @@ class Report(NamedTuple):
     table += [
       f'{name};{test.num_draws};{test.degrees};{test.statistic:.1f};{p:.2g};'
       f'{seen:.4f};{bound:.4f};{said[control]}'.split(';')
-      for name, test, p, seen, bound, control in self.checks
+      for name, test, p, seen, bound, control, _ in self.checks
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = [' | '.join(map(str.ljust, row, widths)) for row in table]
@@ -103,7 +124,7 @@ class Report(NamedTuple):
 
 
 def make(
-  tests: Sequence[tuple[str, Sequence[Cells], int | None]],
+  tests: Sequence[Test],
   faults: Sequence[str],
   differences: Sequence[str] | None,
   false_alarm_rate: float,
@@ -111,22 +132,25 @@ def make(
   """Makes a report from tests.
 
   Args:
-    tests: of each its name, and the rows and the number of draws that
-      `goodness_of_fit.g_test` takes.
+    tests: what is tested.
     faults: sentences; one is enough to reject.
     differences: of greedy tokens; None if they were not compared.
     false_alarm_rate: of all tests together.
   """
   rng, level = np.random.default_rng(0), false_alarm_rate / len(tests)
-  made = [goodness_of_fit.g_test(rows, num) for _, rows, num in tests]
   checks = []
-  for (name, rows, _), test in zip(tests, made, strict=True):
+  for name, rows, num, left in tests:
+    test = goodness_of_fit.g_test(rows, num)
     seen, control = test.detectable(level, CONFIDENCE), None
     if test.degrees and not np.isinf(test.statistic):
       again = [goodness_of_fit.biased(rng, row, 2 * seen) for row in rows]
       control = goodness_of_fit.g_test(again).p_value <= level
-    bound = test.bound(CONFIDENCE)
+    share = left / max(1, num)
+    seen, bound = (
+      min(1.0, seen + share),
+      min(1.0, test.bound(CONFIDENCE) + share),
+    )
     p_value = min(1.0, test.p_value * len(tests))
-    checks.append(Check(name, test, p_value, seen, bound, control))
+    checks.append(Check(name, test, p_value, seen, bound, control, left))
   told = None if differences is None else tuple(differences)
   return Report(tuple(checks), tuple(faults), told, false_alarm_rate)
