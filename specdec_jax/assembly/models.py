@@ -192,11 +192,11 @@ def read_params(
     if weights is not None:
       params = quantized.packed(params, quantized.bits_of(weights))
   else:
-    with jax.default_device(_host()):
+    with formats.on_host():
       params = _read(model, config)
       params = quantized.packed(params, quantized.bits_of(model.weights))
-    places = shardings(params) if shardings else jax.local_devices()[0]
-    params = jax.device_put(params, places)
+      places = shardings(params) if shardings else jax.local_devices()[0]
+      params = jax.device_put(params, places)
   if shardings is None:
     is_tied = getattr(config, 'is_tied', False)
     params = layers.with_cpu_copies(params, is_tied=is_tied)
@@ -212,14 +212,6 @@ def _read(
     return _draw_params(config)
   path = loading.locate(model.checkpoint)
   return formats.read_params(path, config, shardings)
-
-
-def _host() -> Any:
-  """Returns the CPU; None, for the default device, if JAX_PLATFORMS lacks
-  it."""
-  with contextlib.suppress(RuntimeError):
-    return jax.local_devices(backend='cpu')[0]
-  return None
 
 
 def param_shapes(model: Model | None, config: Config | DrafterConfig) -> Any:

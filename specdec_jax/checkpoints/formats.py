@@ -3,6 +3,7 @@
 A new format is the file that reads it, a row of `FORMATS`, and its tests.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,26 +123,32 @@ def read_params(
   packed, onto the devices that `shardings` states for their shapes; raises
   ValueError if they are another network's, or as `Family.check_params`."""
   found = find(path)
+  expected: Any = config
   if found.in_slices:
     # The shapes state each slice's device before anything is read.
-    shapes = model_file.param_shapes(config, found.read_weights(path))
+    expected = model_file.param_shapes(config, found.read_weights(path))
     if shardings is not None:
-      shapes = jax.tree.map(
+      expected = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
-        shapes,
-        shardings(shapes),
+        expected,
+        shardings(expected),
       )
-    params = found.read_params(path, shapes)
-  else:
-    params = found.read_params(path, config)
-  # Values are checked while whole arrays are still on the host.
-  try:
-    families.of(config).check_params(config, params)
-  except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
-  if shardings is None or found.in_slices:
-    return params
-  return jax.device_put(params, shardings(params))
+  divided = None if found.in_slices else shardings
+  # Whole arrays may exceed a device: they are divided on the host, too.
+  with on_host() if divided else contextlib.nullcontext():
+    params = found.read_params(path, expected)
+    try:
+      families.of(config).check_params(config, params)
+    except ValueError as error:
+      raise ValueError(f'{path}: {error}') from error
+    return jax.device_put(params, divided(params)) if divided else params
+
+
+def on_host() -> contextlib.AbstractContextManager[object]:
+  """Makes the CPU the default device, unless JAX_PLATFORMS lacks it."""
+  with contextlib.suppress(RuntimeError):
+    return jax.default_device(jax.local_devices(backend='cpu')[0])
+  return contextlib.nullcontext()
 
 
 def read_whole_params(path: Path, config: AnyConfig) -> Weights:

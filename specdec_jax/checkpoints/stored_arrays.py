@@ -136,10 +136,17 @@ def in_threads(
   function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> list[_Result]:
   """Calls the function for all items, by a few threads; keeps their order."""
+  # A thread does not inherit the caller's default device.
+  device = getattr(jax.config, 'jax_default_device', None)
+
+  def call(item: _Item) -> _Result:
+    with jax.default_device(device):
+      return function(item)
+
   # Reading waits for disks, and casting leaves Python's lock.
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-    return list(pool.map(function, items))
+    return list(pool.map(call, items))
 
 
 def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:

@@ -69,6 +69,27 @@ def test_what_is_read_is_what_was_written(tmp_path, to, name, weights):
   assert kinds == {'int4' if is_few else 'int8', 'float32', 'bfloat16'}
 
 
+@pytest.mark.parametrize(
+  ('to', 'weights'),
+  [('orbax', 'int8'), ('huggingface', 'int8'), ('huggingface', None)],
+)
+def test_whole_arrays_stay_on_the_host(tmp_path, monkeypatch, to, weights):
+  """What is packed or divided later may exceed the device it goes to."""
+  config, params = CONFIGS['llama'], tiny_models.make_params(CONFIGS['llama'])
+  BY_NAME[to].write(tmp_path, config, params, 0)
+  accelerator, host = jax.devices()[:2]
+  monkeypatch.setattr(jax, 'local_devices', lambda backend: [host])
+
+  def places(tree):
+    assert {leaf.device for leaf in jax.tree.leaves(tree)} == {host}
+    place = jax.sharding.SingleDeviceSharding(accelerator)
+    return jax.tree.map(lambda _: place, tree)
+
+  model = Model(checkpoint=str(tmp_path), weights=weights)
+  found = models.read_params(model, config, places)
+  assert {leaf.device for leaf in jax.tree.leaves(found)} == {accelerator}
+
+
 @pytest.mark.parametrize('to', WRITTEN)
 @pytest.mark.parametrize('weights', ['int8', 'int4'])
 def test_files_are_as_small_as_the_weights(tmp_path, to, weights):
