@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from specdec_jax.files.paths import user_path
 DESCRIPTION = 'tokens.json'
 # The SentencePiece model that the files were made with.
 VOCABULARY = 'spiece.model'
+# What numpy and zipfile raise, an unknown compression as NotImplementedError.
+_DAMAGES = (
+  ValueError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile,
+  zlib.error,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +100,9 @@ def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
   sides = {}
   for name, side in tokens.sides.items():
     parts = [side[i] for i in chosen]
-    # The empty part gives the dtype if nothing is chosen.
-    parts.insert(0, side.tokens[:0])
-    sides[name] = _end_to_end(parts, list(map(len, parts[1:])))
+    # An empty part gives the dtype if nothing is chosen.
+    lengths = list(map(len, parts))
+    sides[name] = _end_to_end([side.tokens[:0], *parts], lengths)
   return TokenFile(**sides)
 
 
@@ -126,11 +132,13 @@ def save(path: Path, tokens: TokenFile) -> None:
 def load(path: str | Path) -> TokenFile:
   """Reads an .npz of `save`; ValueError if it is none, or is damaged."""
   path = user_path(path)
-  try:
-    with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
-      arrays = {name: stored[name] for name in stored.files}
-  except (ValueError, EOFError, zipfile.BadZipFile, TypeError) as error:
-    raise ValueError(f'{path} is not a token file, or is damaged') from error
+  with path.open('rb') as file:
+    try:
+      with np.load(file, allow_pickle=False) as stored:
+        # numpy returns what it does not know for an array as bytes.
+        arrays = {name: np.asarray(stored[name]) for name in stored.files}
+    except _DAMAGES as error:
+      raise ValueError(f'{path} is not a token file, or is damaged') from error
   names = [name for name in ('targets', 'inputs') if name in arrays]
   expected = {*names, *map(_offsets_of, names)}
   if 'targets' not in names or arrays.keys() != expected:
@@ -138,6 +146,13 @@ def load(path: str | Path) -> TokenFile:
   sides = [Texts(arrays[name], arrays[_offsets_of(name)]) for name in names]
   for side in sides:
     ends, size = side.offsets, side.tokens.size
+    types = side.tokens.dtype.name, ends.dtype.name
+    if (
+      types not in (('uint16', 'int64'), ('int32', 'int64'))
+      or (side.tokens.ndim, ends.ndim) != (1, 1)
+      or side.tokens.min(initial=0) < 0
+    ):
+      raise ValueError(f'{path} is damaged: its arrays hold no token ids')
     if not ends.size or ends[0] or ends[-1] != size or (side.lengths < 1).any():
       raise ValueError(
         f'{path} is damaged: its offsets do not divide {size} tokens'
@@ -208,4 +223,4 @@ def _end_to_end(
   parts: Sequence[np.ndarray], lengths: Sequence[int] | np.ndarray
 ) -> Texts:
   offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-  return Texts(np.concatenate(parts), offsets.astype(np.int64))
+  return Texts(np.concatenate(parts), offsets)

@@ -234,6 +234,19 @@ def test_damaged_token_files(tmp_path):
   np.savez(path, targets=flat, target_offsets=np.array([0, 3]))
   with pytest.raises(ValueError, match=r'offsets.*5 tokens'):
     token_files.load(path)
+  ends = np.array([0, 5])
+  for wrong in (
+    (flat + 0.5, ends),
+    (-flat, ends),
+    (flat.astype(str), ends),
+    (flat[None], ends),
+    (flat, ends[None]),
+    (flat, ends * 1.0),
+    (flat[0], ends[0]),
+  ):
+    np.savez(path, targets=wrong[0], target_offsets=wrong[1])
+    with pytest.raises(ValueError, match='no token ids'):
+      token_files.load(path)
   with path.open('wb') as file:
     np.save(file, flat)
   with pytest.raises(ValueError, match='not a token file'):

@@ -1,11 +1,12 @@
 """Changes small files at random, and looks what the readers make of them.
 
 Every reader of a file that users bring (GGUF, safetensors, T5X, Orbax,
-config.json, tokenizer.json, SentencePiece, texts for EAGLE-3, traces) is given
-files with changed bytes and with changed fields. It may read them or raise
-ValueError. Anything else is a finding, with exit status 1: another error, a
-panic or a crash beneath Python, a file opened outside the folder, more memory
-than 4 times the file and 32 MiB, more than 5 s of processor time.
+config.json, tokenizer.json, SentencePiece, token files, texts for EAGLE-3,
+traces) is given files with changed bytes and with changed fields. It may read
+them or raise ValueError. Anything else is a finding, with exit status 1:
+another error, a panic or a crash beneath Python, a file opened outside the
+folder, more memory than 4 times the file and 32 MiB, more than 5 s of processor
+time.
 """
 
 import argparse

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from specdec_jax.checkpoints import loading, orbax, t5x
-from specdec_jax.data import written_texts
+from specdec_jax.data import token_files, written_texts
 from specdec_jax.text import vocabulary_files
 from specdec_jax.trace import page, storage
 from tests.fuzz import formats, mutations
@@ -124,6 +124,10 @@ def _read_written(folder: Path) -> None:
   texts.batch(0)
 
 
+def _read_tokens(folder: Path) -> None:
+  token_files.load(folder / 'train.npz')
+
+
 _gguf = functools.partial(_read_model, 'model.gguf')
 _model = functools.partial(_read_model, '')
 
@@ -155,6 +159,7 @@ READERS = {
   'orbax_zarr': Reader('orbax_files', 'params/*/.zarray', _read_orbax, _JSON),
   'orbax_chunk': Reader('orbax_files', 'params/*/0*', _read_orbax),
   'trace': Reader('trace', 'trace.jsonl', _read_trace, _LINES),
+  'tokens': Reader('tokens', 'train.npz', _read_tokens),
   'written': Reader('written', 'part-00000/*.npy', _read_written),
   'written_json': Reader('written', 'written.json', _read_written, _JSON),
 }

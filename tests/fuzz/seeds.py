@@ -23,7 +23,7 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   t5x,
 )
-from specdec_jax.data import written_texts
+from specdec_jax.data import token_files, written_texts
 from specdec_jax.models import families
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import AnyConfig
@@ -82,6 +82,9 @@ def build(folder: Path) -> None:
   _write_orbax_files(folder / 'orbax_files')
   _write_trace(folder / 'trace')
   _write_written(folder / 'written')
+  (folder / 'tokens').mkdir()
+  tokens = token_files.from_rows([[5, 1], [1]], [[6, 7, 1], [70_000, 1]])
+  token_files.save(folder / 'tokens' / 'train.npz', tokens)
 
 
 def main() -> None:
