@@ -249,9 +249,6 @@ FORMATS = (
     matches=lambda path: (path / huggingface.CONFIG).is_file(),
     read_config=huggingface.read_config,
     read_params=huggingface.read_params,
-    read_vocabulary=lambda path, num_rows: vocabulary_files.read(
-      path, num_rows=num_rows
-    ),
     write=_without_step(huggingface.save),
     files=(huggingface.CONFIG, safetensors_folder.SINGLE_FILE),
   ),

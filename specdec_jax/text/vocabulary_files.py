@@ -117,12 +117,8 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
     }
     if vocabulary.eos_ids not in ((), _T5_EOS_IDS):
       # MADLAD-400's, say; else what config.json says of T5 is right.
-      stated = {
-        'eos_token_id': list(vocabulary.eos_ids),
-        'decoder_start_token_id': 0,
-        'pad_token_id': 0,
-      }
-      _write_json(folder / _GENERATION, stated)
+      eos_ids = list(vocabulary.eos_ids)
+      _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
   else:
     text = vocabulary.tokenizer.to_str()
     (folder / TOKENIZER).write_text(text, encoding='utf-8')

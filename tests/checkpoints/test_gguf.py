@@ -211,7 +211,7 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
     ({'llama.block_count': 3}, 'lacks .*blk.2'),
     ({'llama.block_count': 1}, 'has not.*blk.1'),
-    ({'tokenizer.ggml.model': 'llama'}, "model is 'llama'"),
+    ({'tokenizer.ggml.model': 'llama'}, "model is 'llama'.*--voc"),
     ({'tokenizer.ggml.model': None}, 'has no tokenizer.ggml.model'),
     ({'tokenizer.ggml.pre': 'tekken'}, "pre is 'tekken'"),
     ({'tokenizer.ggml.tokens': ['a']}, 'bos_token_id is 1.*to 0'),
@@ -431,6 +431,23 @@ def test_a_begin_token_is_added_where_the_file_says(tmp_path):
   assert vocabulary.encode('in', add_special_tokens=False) == ids[1:]
   assert vocabulary.decode(ids) == 'in'
   assert vocabulary.encode_chat('in').count(1) == 2
+
+
+@pytest.mark.parametrize(
+  ('splitting', 'expected'),
+  [('llama-bpe', [2, 5, 6]), ('qwen2', [0, 2]), ('smollm', [2])],
+)
+def test_what_ends_texts(tmp_path, splitting, expected):
+  """In Llama 3 and Qwen, more than what a file names."""
+  config, path = make_config(), tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config))
+  tokens = gguf.read_vocabulary(path).tokens()
+  assert tokens[0] == '<|endoftext|>'
+  tokens[5:7] = '<|end_of_text|>', '<|eom_id|>'
+  pairs = {'pre': splitting, 'tokens': tokens}
+  metadata = {f'tokenizer.ggml.{key}': value for key, value in pairs.items()}
+  write_gguf(path, config, make_params(config), metadata=metadata)
+  assert list(gguf.read_vocabulary(path).eos_ids) == expected
 
 
 @pytest.mark.parametrize('splitting', ['llama3', 'llama-v3', 'llama-bpe'])

@@ -532,6 +532,9 @@ def test_where_the_end_ids_come_from(folder):
   assert read() == (0,)
   change_json(folder / 'generation_config.json', eos_token_id=[2, 0])
   assert read() == (2, 0)
+  change_json(folder / 'generation_config.json', eos_token_id=[2, 999])
+  with pytest.raises(ValueError, match=r'is \[2, 999\]'):
+    read()
 
 
 def test_where_the_chat_template_comes_from(folder):
@@ -568,9 +571,15 @@ def test_saving_names_what_is_wrong(tmp_path):
 
 def test_downloads(monkeypatch, tmp_path):
   hub = pytest.importorskip('huggingface_hub')
-  monkeypatch.setattr(
-    hub, 'snapshot_download', lambda name, **_: str(tmp_path / name)
-  )
+
+  def snapshot(name, *, allow_patterns, ignore_patterns, **_):
+    files = ['model-1-of-2.safetensors', 'consolidated.safetensors']
+    patterns = {'allow_patterns': allow_patterns}
+    patterns |= {'ignore_patterns': ignore_patterns}
+    assert [*hub.utils.filter_repo_objects(files, **patterns)] == files[:1]
+    return str(tmp_path / name)
+
+  monkeypatch.setattr(hub, 'snapshot_download', snapshot)
   assert huggingface.download('some/model') == tmp_path / 'some/model'
 
   def fail(name, **_):

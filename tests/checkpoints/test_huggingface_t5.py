@@ -58,7 +58,11 @@ def test_a_umt5_is_written_and_read(tmp_path):
   """Its layers have relative positions of their own."""
   config = make_config(has_layer_relpos=True)
   params = make_params(config)
+  ends = tmp_path / 'generation_config.json'
+  ends.write_text('{"eos_token_id": [1]}')
   huggingface.save(tmp_path, config, params)
+  ids = {'decoder_start_token_id': 0, 'pad_token_id': 0, 'eos_token_id': [1]}
+  assert json.loads(ends.read_text()) == ids
   stated = json.loads((tmp_path / 'config.json').read_text())
   assert stated['model_type'] == 'umt5'
   assert huggingface.read_config(tmp_path) == config

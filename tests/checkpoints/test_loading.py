@@ -29,6 +29,9 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
   write_gguf(path, config, params)
   from_file = loading.load(str(path))
   huggingface.save(folder, config, params)
+  assert loading.read_vocabulary(folder) is None
+  with pytest.raises(ValueError, match=r'has no vocabulary.*--voc'):
+    loading.load(str(folder))
   tokenizer_json = from_file.vocabulary.tokenizer.to_str()
   (folder / 'tokenizer.json').write_text(tokenizer_json, encoding='utf-8')
   from_folder = loading.load(str(folder))

@@ -59,6 +59,11 @@ _TYPES = 'tokenizer.ggml.token_type'
 _TEMPLATE = 'tokenizer.chat_template'
 # What llama.cpp calls Llama 3's way of splitting words.
 _LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
+# Tokens that end texts in generation_config.json, by the way of splitting; a
+# file names at most two.
+_ENDS = {'qwen2': ('<|endoftext|>',)} | dict.fromkeys(
+  _LLAMA3_NAMES, ('<|end_of_text|>', '<|eom_id|>')
+)
 
 # Splits words as Llama 3, which has `{1,3}` for the digits, and Qwen2 do:
 # contractions, words with one leading sign, digits, signs, line ends, spaces.
@@ -303,9 +308,12 @@ def read_vocabulary(path: Path) -> Vocabulary:
     for name in ('bos', 'eos', 'eot')
   }
   first = {name: tokens[found[0]] for name, found in ids.items() if found}
+  tokenizer = _build_tokenizer(values, tokens, first.get('bos'))
+  ends = _ENDS.get(values.text('tokenizer.ggml.pre'), ())
+  others = map(tokens.index, set(ends).intersection(tokens))
   return Vocabulary(
-    tokenizer=_build_tokenizer(values, tokens, first.get('bos')),
-    eos_ids=tuple(sorted({*ids['eos'], *ids['eot']})),
+    tokenizer=tokenizer,
+    eos_ids=tuple(sorted({*ids['eos'], *ids['eot'], *others})),
     roles={f'{name}_token': token for name, token in first.items()},
     chat_template=values.text(_TEMPLATE) if values.has(_TEMPLATE) else None,
   )
@@ -315,7 +323,8 @@ def _build_tokenizer(
   values: Settings, tokens: list[str], bos_token: str | None
 ) -> Any:
   if values.text('tokenizer.ggml.model') != 'gpt2':
-    values.refuse('tokenizer.ggml.model', 'gpt2, which is byte-level pairs')
+    known = 'gpt2, which is byte-level pairs: give --vocabulary for others'
+    values.refuse('tokenizer.ggml.model', known)
   splitting = values.text('tokenizer.ggml.pre')
   is_llama3 = splitting in _LLAMA3_NAMES
   # The default is that of llama.cpp, src/llama-vocab.cpp.

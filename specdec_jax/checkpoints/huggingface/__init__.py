@@ -21,6 +21,7 @@ from specdec_jax.text.vocabularies import Vocabulary
 
 CONFIG = 'config.json'
 _GENERATION = 'generation_config.json'
+_IDS = ('bos_token_id', 'decoder_start_token_id', 'pad_token_id')
 # Files of a repository that are downloaded.
 _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 _Convert = Callable[[Any, Weights], Weights]
@@ -153,8 +154,14 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
     network.module.parameters_of(config),
   )
   stated = network.module.config_json(config, dtype)
-  text = json.dumps(stated, indent=2) + '\n'
-  (folder / CONFIG).write_text(text, encoding='utf-8')
+  files = {CONFIG: stated}
+  # Where this file is, transformers heeds no ids of config.json.
+  if generation := settings.read_if_any(folder / _GENERATION).values:
+    ids = {key: stated[key] for key in _IDS if key in stated}
+    files = {_GENERATION: {**ids, **generation}} | files
+  for name, values in files.items():
+    text = json.dumps(values, indent=2) + '\n'
+    (folder / name).write_text(text, encoding='utf-8')
 
 
 def _network_of(config: AnyConfig) -> _Network:
@@ -195,13 +202,19 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   if not eos_ids and 'eos_token' in roles:
     eos_id = tokenizer.token_to_id(roles['eos_token'])
     eos_ids = () if eos_id is None else (eos_id,)
-  return Vocabulary(
+  found = Vocabulary(
     tokenizer=tokenizer,
     eos_ids=eos_ids,
     roles=roles,
     chat_template=templates.get('default'),
     tool_template=templates.get('tool_use'),
   )
+  if max(eos_ids, default=-1) >= found.vocab_size:
+    raise ValueError(
+      f'{folder}: eos_token_id is {list(eos_ids)}, and {path.name} has '
+      f'{found.vocab_size} tokens'
+    )
+  return found
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
@@ -341,7 +354,11 @@ def download(repository: str) -> Path:
   hub = require('huggingface_hub', extra='models', purpose='an hf: name')
   try:
     folder = hub.snapshot_download(
-      found[1], revision=found[2], allow_patterns=_DOWNLOADED
+      found[1],
+      revision=found[2],
+      allow_patterns=_DOWNLOADED,
+      # Mistral's own copy of the same weights.
+      ignore_patterns=['consolidated*'],
     )
   except Exception as error:  # The network stack raises many kinds.
     raise ValueError(
