@@ -140,8 +140,10 @@ class Costs:
     scoring = self.scoring_seconds(gamma, depth)
     return self.drafting_seconds(gamma, depth) + scoring + self.loop_seconds
 
-  def decode_seconds(self, gamma: int, num_iterations: float) -> float:
+  def decode_seconds(
+    self, gamma: int, num_iterations: float, depth: int | None = None
+  ) -> float:
     """Computes the time of a decode after its prefill. Raises as
     `check_gamma`."""
     launch = self.launch_seconds if gamma else self.plain_launch_seconds
-    return num_iterations * self.iteration_seconds(gamma) + launch
+    return num_iterations * self.iteration_seconds(gamma, depth) + launch

@@ -70,18 +70,19 @@ def expected_iterations(
   in_range('batch_size', batch_size, 1)
   profile = in_range('profile', profile, 0, 1)
   reached = np.concatenate([[1.0], profile.cumprod()])
-  block = np.concatenate([[0.0], reached - np.append(reached[1:], 0.0)])
+  block = reached - np.append(reached[1:], 0.0)
   # With rates 0.8, 0.5: at least 0, 1, 2 drafted tokens are accepted with
   # chances 1, 0.8, 0.4 (`reached`), so that an iteration gives 1, 2, 3 tokens
-  # with 0.2, 0.4, 0.4 (`block`, which begins with no token at all).
-  # `missing[n]`: the chance that just n tokens, too few, are there by now.
-  missing, mean = np.zeros(length), 0.0
+  # with 0.2, 0.4, 0.4 (`block`).
+  # `missing[n]`: the chance that just n tokens, too few, are there by now, not
+  # counting one token per iteration, which is certain.
+  missing, mean, unfinished = np.zeros(length), 0.0, 1.0
   missing[0] = 1.0
-  for _ in range(length):
+  while unfinished > 1e-15:
     # All B rows are done with probability (1 - unfinished)^B.
-    unfinished = min(float(missing.sum()), 1.0)
     mean += 1 - (1 - unfinished) ** batch_size
-    missing = np.convolve(missing, block)[:length]
+    missing = np.convolve(missing, block)[: missing.size - 1]
+    unfinished = min(float(missing.sum()), 1.0)
   return mean
 
 
@@ -182,15 +183,17 @@ def forecast(
   gamma = len(tree or profile)
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
-  of_all = expected_iterations(profile, length, batch_size)
-  seconds = costs.iteration_seconds(gamma, len(profile) if tree else None)
+  of_all = of_one
+  if batch_size != 1:
+    of_all = expected_iterations(profile, length, batch_size)
+  depth = len(profile) if tree else None
   # The iterations of a long decode, times what waiting for the slowest row
   # adds.
   num_iterations = length / tokens * of_all / of_one
-  launch = costs.launch_seconds if gamma else costs.plain_launch_seconds
-  whole = num_iterations * seconds + launch
+  whole = costs.decode_seconds(gamma, num_iterations, depth)
   # Break-even: expected tokens equal the iteration's cost in plain steps.
-  cost, break_even = seconds / costs.plain_seconds, None
+  cost = costs.iteration_seconds(gamma, depth) / costs.plain_seconds
+  break_even = None
   if 0 < gamma >= cost - 1 and tree is None:
     break_even = float(alpha_from_block_efficiency(max(cost, 1.0), gamma))
   return Forecast(
@@ -216,6 +219,7 @@ def _verdict(
   if not drafting:
     return ['No gamma was considered: decode plainly.']
   gaining = [each.gamma for each in drafting if each.speedup > 1]
+  first = max(drafting, key=lambda choice: choice.speedup)
   if best.speedup > 1 + MARGIN:
     sentences = [
       f'Take gamma {best.gamma}: {best.expected_tokens:.2f} tokens per target '
@@ -232,16 +236,22 @@ def _verdict(
       sentences.append(
         f'Gamma {best.gamma} is the largest considered: more may be better.'
       )
+  elif first.speedup > 1 - MARGIN:
+    sentences = [
+      f'Speculation neither gains nor loses here: gamma {first.gamma} is '
+      f'{first.speedup:.2f} times as fast as plain decoding.'
+    ]
   else:
-    first = max(drafting, key=lambda choice: choice.speedup)
-    needed = first.break_even_alpha
+    rates = [(each.break_even_alpha, each.gamma) for each in drafting]
+    needed = min((rate for rate in rates if rate[0] is not None), default=None)
     sentences = [
       'Speculation loses here: decode plainly. Its best gamma, '
       f'{first.gamma}, is {first.speedup:.2f} times as fast, since '
       f'{_reason(first, costs, batch_size, profile)}.',
       'No acceptance rate would make it pay.'
       if needed is None
-      else f'At that gamma it stops losing from alpha {needed:.2f} on.',
+      else f'With gamma {needed[1]} it stops losing from alpha '
+      f'{needed[0]:.2f} on.',
     ]
   if batch_size > 1 and best.row_utilisation < 0.9:
     sentences.append(

@@ -224,6 +224,7 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
     (('--costs', 'x', '--batch_size', '2'), '--costs has'),
     (('--costs', 'x', '--dtype', 'float32'), '--dtype is for'),
     (('--alpha', '2'), 'in [0, 1]'),
+    (('--drafter', 'none'), "choice: 'none'"),
   ],
 )
 def test_bad_input_is_one_sentence(run, options, words):

@@ -194,6 +194,23 @@ def test_it_says_where_speculation_loses_and_why(
   assert 'stops losing from alpha' in plan.sentences[1]
 
 
+def test_some_acceptance_rate_makes_the_best_gamma_pay():
+  """At the rate here gamma 1 loses least, and no rate would make it gain."""
+  dear = costs(c=0.01, loop=2.5)
+  sentence = planner.plan(0.1, dear).sentences[1]
+  needed = planner.plan(0.1, dear).choices[12].break_even_alpha
+  assert f'gamma 12 it stops losing from alpha {needed:.2f}' in sentence
+  (*_, sentence) = planner.plan(0.1, costs(c=1.5)).sentences
+  assert 'No acceptance rate' in sentence
+
+
+def test_a_gain_within_the_margin_is_neither_gain_nor_loss():
+  plan = planner.plan(0.5, costs(c=0.49))
+  assert plan.best.gamma == 1
+  (sentence,) = plan.sentences
+  assert 'neither gains nor loses' in sentence
+
+
 def test_it_says_where_it_gains_and_from_where_it_loses():
   plan = planner.plan(0.6, costs(c=0.3))
   losing = [each.gamma for each in plan.choices[1:] if each.speedup < 1]

@@ -41,6 +41,8 @@ _COMPILED = (
   *('bits', 'group', 'layers'),
 )
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
+# One reads a file; the others draft nothing that has a price or an alpha.
+_UNPRICED = ('ngram', 'grammar', 'none')
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -58,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   add(
     '--drafter',
-    choices=[name for name in DRAFTERS if name != 'ngram'],  # Reads a file.
+    choices=[name for name in DRAFTERS if name not in _UNPRICED],
     help='(default: model, or eagle for its sizes)',
   )
   add(
