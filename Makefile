@@ -168,7 +168,7 @@ $(VENV)/demo.done: $(VENV)/pip.done setup.py
 
 $(VENV)/tables.done: $(VENV)/pip.done setup.py
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-	  --editable '.[models,eval,plot]'
+	  --editable '.[experiments]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/demo.done

@@ -163,11 +163,7 @@ def prepared(
   Raises ValueError as `decoder.build` and `packing.pack`, if there are fewer
   devices, or an output cannot be written.
   """
-  read = ('prompts', 'ngram_text', 'suffix_text')
-  outputs.check(
-    {'--json': args.json, '--trace': trace},
-    {f'--{name}': getattr(args, name) for name in read},
-  )
+  outputs.check({'--json': args.json, '--trace': trace}, files_read(args))
   # Whatever can be refused cheaply is refused before a model is read.
   lines, how = prompts.read(args.prompt, args.prompts), settings(args)
   texts = [line.text for line in lines]
@@ -185,6 +181,12 @@ def prepared(
     # No device gets only rows that fill the batch.
     how = how.for_rows(len(texts) * num_samples)
   return made, packing.pack(made, texts, how, num_samples or 1), how
+
+
+def files_read(args: argparse.Namespace) -> dict[str, str | None]:
+  """Returns the files that a decode reads besides models, by flag."""
+  names = ('prompts', 'ngram_text', 'suffix_text')
+  return {f'--{name}': getattr(args, name) for name in names}
 
 
 def texts_alone(lines: Sequence[prompts.Line]) -> list[prompts.Text]:

@@ -11,6 +11,8 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
+from specdec_jax.assembly.option_fields import options_of
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.launch import progress
 from specdec_jax.measure import sides as sides_lib
@@ -91,20 +93,28 @@ def place(
 def configuration(flags: Figures, decoder: Decoder) -> Figures:
   """Returns the settings of a run, for its report; `flags` by their names."""
   names = (
-    *('verification', 'temperature', 'top_k', 'top_p', 'min_p', 'seed'),
-    *('adaptive', 'draft_cost', 'batch_size', 'num_devices'),
-    *('max_new_tokens', 'repeats', 'dtype'),
+    *('verification', 'seed', 'adaptive', 'draft_cost', 'batch_size'),
+    *('num_devices', 'max_new_tokens', 'repeats'),
+    *('dtype', 'weights', 'cache_dtype', *options_of(Sampling)),
   )
-  min_prob = getattr(decoder.choice, 'min_prob', None)
+  # `sequence_bias` has tuples as keys, which JSON cannot say.
+  say = lambda value: str(value) if isinstance(value, dict) else value
+  choice = decoder.choice
+  min_prob = getattr(choice, 'min_prob', None)
   # A rule with options is a partial; its keywords are the options.
   of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
-  return {name: flags[name] for name in names} | {
+  return {name: say(flags[name]) for name in names} | {
     'model': decoder.model.checkpoint,
     'drafter': flags['draft_model'] or flags['drafter'] or 'prompt_lookup',
     'draft_dtype': flags['draft_dtype'] or flags['dtype'],
     'gamma': decoder.drafter.gamma,
     'exact_bits': decoder.exact_bits,
     'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
+    'drafter_options': {
+      name: getattr(choice, name)
+      for name in options_of(type(choice))
+      if name not in ('gamma', 'tree')
+    },
     'min_prob': min_prob if flags['adaptive'] else None,
     'lenience': flags['lenience'] or 1.0,
     **{name: of_rule.get(name) for name in ('beta', 'tau')},

@@ -61,5 +61,12 @@ def test_settings_of_one_line_are_not_ignored(run, tmp_path):
   assert_refused(run(*write, '--prompts', path), words)
 
 
+def test_what_is_read_is_not_overwritten(audit, tmp_path):
+  path = tmp_path / 'text.txt'
+  path.write_text('the in the in')
+  same = ('--drafter', 'ngram', '--ngram_text', path, '--json', path)
+  assert_refused(audit(*same), '--ngram_text and --json')
+
+
 def test_greedy_tokens_are_for_bench(audit):
   assert_refused(audit('--temperature', '0'), 'bench')

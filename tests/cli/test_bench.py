@@ -79,6 +79,7 @@ def test_the_table_names_what_was_compared(run):
     'compared_tokens': 163,
     'dtype': 'bfloat16',
     'draft_dtype': 'float32',
+    'weights': 'int8',
     'is_simulated': False,
     'identical': True,
     'without_draft_cost_ratio': None,
@@ -109,10 +110,15 @@ def test_nothing_drafted_is_nothing_lost(bench, tmp_path):
   result = bench(
     *('--prompt', 'a', '--max_new_tokens', '1', '--batch_size', '1'),
     *('--drafter', 'prompt_lookup', '--plain_dtypes', 'float32'),
-    *('--json', path),
+    *('--json', path, '--weights', 'int8'),
   )
   assert (result.status, result.err) == (0, '')
   figures = json.loads(path.read_text())
+  assert figures['weights'] == 'int8'
+  assert 'int8, float32' in result.out
+  assert figures['drafter_options'] == {
+    **{'max_ngram': 3, 'min_ngram': None, 'num_continuations': 1}
+  }
   assert figures['target_runs'] == figures['short_target_runs'] == 1
   assert figures['without_draft_cost_ratio'] > 0
   for name in (
@@ -126,9 +132,11 @@ def test_nothing_drafted_is_nothing_lost(bench, tmp_path):
 
 
 def test_sampled_figures_on_standard_output(bench):
-  result = bench(*SAMPLED)
+  bias = '{(3, 4): -1.0}'
+  result = bench(*SAMPLED, '--sequence_bias', bias)
   assert (result.status, result.err) == (0, '')
   figures = json.loads(result.out)
+  assert (figures['sequence_bias'], figures['typical_p']) == (bias, None)
   assert set(figures) >= KEYS
   assert figures['identical'] is None
   assert 0 <= figures['alpha'] < 0.9

@@ -20,7 +20,7 @@ from specdec_jax.checkpoints import (
   stored_arrays,
   t5x,
 )
-from specdec_jax.models import families
+from specdec_jax.models import families, layers
 from specdec_jax.models.t5 import T5Config
 from tests.cli.tiny import assert_refused
 
@@ -152,6 +152,10 @@ def test_llamas_are_converted_except_to_t5x(run, model, tmp_path):
     assert vocabulary.tokens() == first.vocabulary.tokens()
     assert vocabulary.eos_ids == first.vocabulary.eos_ids
     assert vocabulary.chat_template == first.vocabulary.chat_template
+  packed = ('--to', 'orbax', '--weights', 'int4:16')
+  told = run('convert', model, tmp_path / 'packed', *packed).out
+  assert f' {layers.num_params(first.params):,} parameters' in told
+  assert told.endswith('bytes in int4:16\n')
   result = run('convert', model, tmp_path / 't5x', '--to', 't5x_legacy')
   assert_refused(result, 'T5s alone')
   assert not (tmp_path / 't5x').exists()

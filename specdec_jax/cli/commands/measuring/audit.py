@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
       'audit is of sampled tokens: give a temperature above 0; bench compares '
       'greedy ones'
     )
-  outputs.check({'--json': args.json}, {'--prompts': args.prompts})
+  outputs.check({'--json': args.json}, from_flags.files_read(args))
   texts = from_flags.texts_alone(prompts.read(args.prompt, args.prompts))
   settings = from_flags.settings(args)
   compilation_cache.enable()

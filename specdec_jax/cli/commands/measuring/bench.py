@@ -136,9 +136,9 @@ def _measure(
 
 def _table(figures: benchmark.Figures) -> object:
   show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
-  # Such as 'smollm2-135m, float32 (drafts bfloat16), cpu'.
-  dtypes = figures['dtype']
-  if figures['draft_dtype'] != dtypes:
+  # Such as 'smollm2-135m, int8, float32 (drafts bfloat16), cpu'.
+  dtypes = ', '.join(filter(None, (figures['weights'], figures['dtype'])))
+  if figures['draft_dtype'] != figures['dtype']:
     dtypes += f' (drafts {figures["draft_dtype"]})'
   title = f'{figures["model"]}, {dtypes}, {figures["device"]}'
   if figures['is_simulated']:

@@ -136,6 +136,6 @@ def _table(figures: Figures) -> object:
     ('decode, beyond its loop', ms(figures['launch_seconds'])),
     ('the same of plain decoding', ms(figures['plain_launch_seconds'])),
   ]
-  names = ('model', 'drafter', 'dtype', 'device')
-  title = ', '.join(figures[name] for name in names)
+  names = ('model', 'drafter', 'weights', 'dtype', 'device')
+  title = ', '.join(figures[name] for name in names if figures[name])
   return outputs.table(('', 'measured'), rows, title=title)

@@ -11,7 +11,7 @@ from specdec_jax.cli import options
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.files.replacing import is_begun, new_folder
 from specdec_jax.launch import numbers, progress
-from specdec_jax.models import families, quantized
+from specdec_jax.models import families, layers, quantized
 from specdec_jax.sharding import mesh
 from specdec_jax.text import vocabulary_files
 
@@ -106,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
   leaves = jax.tree.leaves(params)
   print(
     f'wrote {destination} ({args.to}): {len(leaves)} arrays, '
-    f'{sum(leaf.size for leaf in leaves):,} parameters, '
-    f'{sum(leaf.nbytes for leaf in leaves):,} bytes in {args.dtype}'
+    f'{layers.num_params(params):,} parameters, '
+    f'{sum(leaf.nbytes for leaf in leaves):,} bytes in '
+    f'{args.weights or args.dtype}'
     + ('' if vocabulary else ', without a vocabulary')
   )
   return 0
