@@ -2,7 +2,7 @@
 # make pictures   draws the two traces in docs/images
 # make proof      writes the statistical proof that decoding is lossless
 # make tables     makes the papers' tables and figures, on the shipped models
-# make figures    measures the speeds in README.md: 15 minutes, all cores idle
+# make figures    measures the speeds in README.md: 20 minutes, all cores idle
 # make test       tests each promise once
 # make test-all   adds slow tests: long campaigns, variations, real models
 # make check      checks lint, format and types

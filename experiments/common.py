@@ -39,6 +39,7 @@ from specdec_jax.measure import sides, stopwatch
 from specdec_jax.models import presets
 
 Name = TypeVar('Name', bound=Hashable)
+Item = TypeVar('Item')
 
 
 def finish(name: str, run: Callable[[], None]) -> int:
@@ -46,7 +47,7 @@ def finish(name: str, run: Callable[[], None]) -> int:
   try:
     compilation_cache.enable()
     run()
-  except (ValueError, ImportError) as error:
+  except (ValueError, OSError, ImportError) as error:
     print(f'{name}: error: {error}', file=sys.stderr)
     return 2
   return 0
@@ -87,6 +88,10 @@ def listed(kind: Callable[[str], Any] = str) -> Callable[[str], list]:
   return lambda text: list(
     dict.fromkeys(kind(part.strip()) for part in text.split(','))
   )
+
+
+# An argparse type: whole numbers from 1 on.
+numbers = listed(positive_int)
 
 
 def dtype(text: str) -> str:
@@ -148,14 +153,6 @@ def add_tables(
   )
 
 
-def numbers(text: str) -> list[int]:
-  """Whole numbers from 1 on with commas between: a `type` of argparse."""
-  found = [int(number) for number in text.split(',')]
-  if min(found) < 1:
-    raise ValueError(text)
-  return found
-
-
 def target_info(model: Any, temperature: float) -> Target:
   """Makes what drafters know of a target.
 
@@ -212,7 +209,7 @@ def decoder(
   return dataclasses.replace(made, params=Params(params.target, own))
 
 
-def spread(rows: Sequence[Row], count: int) -> list[Row]:
+def spread(rows: Sequence[Item], count: int) -> list[Item]:
   """`count` examples, evenly spread over the split."""
   count = min(count, len(rows))
   indices = np.linspace(0, len(rows) - 1, count).round().astype(int)

@@ -50,11 +50,12 @@ def commit() -> str | None:
 
 
 @functools.cache
-def code() -> str:
+def code(*more: str) -> str:
   """Computes the digest of each part of the code that is measured, by name, in
-  a line that results keep."""
+  a line that results keep; `more` are folders that few results measure."""
+  parts = _PARTS | {name: (name,) for name in more}
   return ', '.join(
-    f'{name} {digest(_sources(paths))}' for name, paths in _PARTS.items()
+    f'{name} {digest(_sources(paths))}' for name, paths in parts.items()
   )
 
 
@@ -64,7 +65,8 @@ def changed_since(measured: str | None) -> list[str] | None:
   if not measured:
     return None
   before = dict(part.split(' ') for part in measured.split(', '))
-  now = dict(part.split(' ') for part in code().split(', '))
+  more = {'contrib'} & before.keys()
+  now = dict(part.split(' ') for part in code(*more).split(', '))
   return [name for name in now if now[name] != before.get(name)]
 
 

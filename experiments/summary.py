@@ -194,7 +194,7 @@ def _by_task(rows: list[Cells]) -> dict[tuple[str, int], Cells]:
 
 def _listed(parts: Any) -> str:
   *head, last = parts
-  return f'{", ".join(head)} and {last}'
+  return f'{", ".join(head)} and {last}' if head else last
 
 
 def _range(row: Cells, place: int) -> str:

@@ -37,9 +37,10 @@ from specdec_jax.base import Prompt
 from specdec_jax.measure import iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
-from specdec_jax.models import presets, quantized
+from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.theory.costs import Costs
+from specdec_jax.tpu_costs import aot
 
 MODULE = 'experiments.accelerator'
 # A target, as the integers after an @, and after a slash its draft model or
@@ -91,7 +92,7 @@ def table(pair: str, args: argparse.Namespace) -> Table:
   rows: list[Cells] = [
     _row(decoder, batch_size, args) for batch_size in args.batch_sizes
   ]
-  num_bytes = _num_bytes(decoder.params.target)
+  num_bytes = aot.tree_bytes(decoder.params.target)
   return Table(
     rows=rows,
     notes=[
@@ -178,16 +179,14 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
   num_tokens = batch_size * args.max_new_tokens
   num_iterations = int(state.statistics.num_target_runs.max())
   iteration = float(np.median(seconds['drafted'])) / num_iterations
-  parts = costs.drafting_seconds(gamma) + (
-    costs.verify_cost_ratio(gamma) * costs.plain_seconds
-  )
+  parts = costs.drafting_seconds(gamma) + costs.scoring_seconds(gamma)
   plain_iteration = float(np.median(seconds['plain'])) / args.max_new_tokens
   expected = costs.decode_seconds(0, args.max_new_tokens) / (
     costs.decode_seconds(gamma, num_iterations)
   )
   speed = lambda name: num_tokens / float(np.median(seconds[name]))
   num_bytes = drafted.run.cost_analysis().get('bytes accessed')
-  weights = _num_bytes(decoder.params.target)
+  weights = aot.tree_bytes(decoder.params.target)
   return {
     'batch': batch_size,
     'T(1), ms': f'{1e3 * costs.plain_seconds:.3f}',
@@ -223,18 +222,13 @@ def _prompt(
   return batch.prompt
 
 
-def _num_bytes(tree: Any) -> int:
-  leaves = jax.tree.leaves(tree)
-  return sum(quantized.num_bytes(leaf.shape, leaf.dtype) for leaf in leaves)
-
-
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
   )
   parser.add_argument(
     '--pairs',
-    type=lambda text: text.split(','),
+    type=common.listed(),
     default=list(PAIRS),
     help='TARGET, TARGET@int8, TARGET/DRAFT_MODEL or TARGET/4bits, with commas '
     f'between (default: {",".join(PAIRS)})',

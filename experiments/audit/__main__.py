@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import common, report
+from experiments import common, provenance, report
 from experiments.audit import ways
 from experiments.audit.engines import (
   hugging_face,
@@ -100,8 +100,10 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
 def rows(engine: Engine, folder: Path) -> Iterator[Cells]:
   """Audits the ways of an engine; those in the folder are read."""
-  version = engine.version()
-  path = folder / f'{version}.jsonl'.replace(', ', '+').replace(' ', '-')
+  name = version = engine.version()
+  if 'specdec_jax' in version:  # A checkout changes without its version.
+    name += f', {provenance.code()}'
+  path = folder / f'{name}.jsonl'.replace(', ', '+').replace(' ', '-')
   path.parent.mkdir(parents=True, exist_ok=True)
   lines = path.read_text('utf-8').splitlines() if path.exists() else []
   found = {cells['way']: cells for cells in map(json.loads, lines)}

@@ -235,13 +235,19 @@ def run(args: argparse.Namespace) -> None:
   """Measures what is missing, and writes everything."""
   args.output.mkdir(parents=True, exist_ok=True)
   path = args.output / 'results.json'
-  results = {'device': stopwatch.device_name(), 'settings': {}}
-  results |= report.of_code()
+  results = now = {'device': stopwatch.device_name(), **report.of_code()}
+  now['settings'] = {}
   if path.exists():
     results = json.loads(path.read_text(encoding='utf-8'))
   for name in args.settings:
     if name in results['settings']:
       continue
+    for what in ('device', 'code'):
+      if results.get(what) != now[what]:
+        raise ValueError(
+          f'{path} is of {what} {results.get(what)}, not {now[what]}: give '
+          'another --output'
+        )
     started = time.perf_counter()
     print(name, file=sys.stderr, flush=True)
     found = measure(SETTINGS[name], args.corpus, args.repeats)

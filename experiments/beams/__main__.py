@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import common, report
+from experiments import common, provenance, report
 from experiments.beams import ways
 from experiments.beams.ways import Way
 from experiments.leviathan2023 import pairs
@@ -31,6 +31,8 @@ from specdec_jax.infer.examples import Row
 from specdec_jax.measure import stopwatch
 
 MODULE = 'experiments.beams'
+# Beam search is code of `contrib`.
+_CODE = 'contrib'
 # Scores of float32: what rounding can decide otherwise.
 TIE = 1e-4
 
@@ -243,6 +245,7 @@ def _timed(
 def _key(table: str, args: argparse.Namespace, **more: Any) -> dict[str, Any]:
   """What a line of progress is of."""
   shared = {'alpha': args.alpha, 'copied': args.copied}
+  shared |= {'code': provenance.code(_CODE)}
   if table == 'equality':
     shared |= {'gamma': args.gamma, 'batch_size': args.batch_size}
   else:
@@ -270,7 +273,11 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
       name,
       title,
       functools.partial(make, pair, args, progress),
-      {'models': pair.names, 'dtypes': str(pairs.Dtypes())},
+      {
+        'models': pair.names,
+        'dtypes': str(pairs.Dtypes()),
+        'code': provenance.code(_CODE),
+      },
     )
 
 

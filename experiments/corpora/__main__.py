@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import common
 from experiments.corpora import archive, debian, storage
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import local_path
@@ -23,12 +24,7 @@ from specdec_jax.launch import progress
 
 def main(argv: Sequence[str] | None = None) -> int:
   args = _parser().parse_args(argv)
-  try:
-    _build(args)
-  except (ValueError, OSError, ImportError) as error:
-    print(f'corpora: error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return common.finish('corpora', lambda: _build(args))
 
 
 def _parser() -> argparse.ArgumentParser:

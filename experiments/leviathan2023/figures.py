@@ -172,10 +172,9 @@ def _lanes(pair: Pair, settings: Settings) -> dict[str, list[Segment]]:
 
 def _iteration(parts: Costs, gamma: int) -> list[Segment]:
   drafted = [parts.first_draft_seconds, *[parts.draft_seconds] * (gamma - 1)]
-  scoring = parts.verify_cost_ratio(gamma) * parts.plain_seconds
   return [
     *(Segment('draft', seconds) for seconds in drafted),
-    Segment('target', scoring),
+    Segment('target', parts.scoring_seconds(gamma)),
   ]
 
 

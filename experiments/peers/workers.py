@@ -1,5 +1,6 @@
 """A process per system, of which one at a time decodes."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import time
@@ -41,7 +42,8 @@ class Worker:
     return _received(self.connection, self.name)
 
   def close(self) -> None:
-    self.connection.send(None)
+    with contextlib.suppress(OSError):  # It may have ended by an error.
+      self.connection.send(None)
     self.process.join()
 
 

@@ -150,14 +150,14 @@ def summed(
     shape = ''
     if inputs := operands.get(event['name']):
       names = re.findall(r'%([\w.\-]+)', inputs)
-      shape = ' by '.join(results[each].split('[')[1][:-1] for each in names)
+      shape = ' by '.join(results[each] for each in names)
     seconds[kind, shape] += event['dur'] * 1e-6
     counts[kind, shape] += 1
   total = sum(seconds.values())
   return [
     {
       'operation': kind,
-      'shapes': shape,
+      'shapes': re.sub(r'\w+\[([\d,]*)\]', r'\1', shape),
       'per step': f'{counts[kind, shape] / num_steps:.0f}',
       'ms per step': f'{1e3 * spent / num_steps:.2f}',
       'share': f'{spent / total:.0%}',
@@ -169,11 +169,13 @@ def summed(
 
 
 def _rate(shape: str, seconds: float) -> str:
-  """How fast float32 weights are read, empty without them."""
-  if not shape:
+  """How fast the weights of a product are read, empty without them."""
+  # Of 'f32[576,1] by bf16[576,3072]': 16 bits, 576 by 3072.
+  weights = re.search(r'(\d+)\w*\[([\d,]+)\]$', shape)
+  if not weights:
     return ''
-  sizes = [int(size) for size in shape.split(' by ')[1].split(',')]
-  return f'{4 * float(np.prod(sizes)) / seconds / 1e9:.1f}'
+  num_weights = np.prod([int(size) for size in weights[2].split(',')])
+  return f'{int(weights[1]) / 8 * float(num_weights) / seconds / 1e9:.1f}'
 
 
 def products(decoder: Decoder, repeats: int) -> Table:

@@ -34,7 +34,7 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.infer import quality
 from specdec_jax.measure import calibration, sides, stopwatch
-from specdec_jax.models import families, quantized
+from specdec_jax.models import families
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, parts, workloads
 
@@ -122,8 +122,7 @@ def _scored(params: Any, tokens: Array, *, config: Any) -> tuple[Array, Array]:
 
 def bleus(num_texts: int) -> Table:
   """Of `ende-mini`, against the catalogues and against its own in float32."""
-  pairs = [*_catalogue_pairs()]
-  pairs = [pairs[i] for i in _spread(len(pairs), num_texts)]
+  pairs = common.spread([*_catalogue_pairs()], num_texts)
   sources, references = zip(*pairs, strict=True)
   rows: list[Cells] = []
   best: list[str] = []
@@ -174,12 +173,6 @@ def _catalogue_pairs() -> Iterator[tuple[str, str]]:
         yield source, target
 
 
-def _spread(count: int, wanted: int) -> list[int]:
-  return (
-    np.linspace(0, count - 1, min(wanted, count)).round().astype(int).tolist()
-  )
-
-
 def _plain(
   name: str, dtype: str, weights: str | None, cache_dtype: str | None = None
 ) -> Decoder:
@@ -190,25 +183,19 @@ def _plain(
 
 def _names(decoder: Decoder) -> Cells:
   model = decoder.model
-  shapes = jax.tree.leaves(
-    decoder_lib.assembled(
-      model,
-      decoder.target_info,
-      drafter=NoDrafter(),
-      rule=decoder.rule,
-      length=decoder.length,
-    ).params.target
-  )
+  shapes = decoder_lib.assembled(
+    model,
+    decoder.target_info,
+    drafter=NoDrafter(),
+    rule=decoder.rule,
+    length=decoder.length,
+  ).params.target
   return {
     'weights': model.weights or model.dtype,
     'caches': model.cache_dtype or model.dtype,
     'activations': model.dtype,
-    'MB': f'{sum(_num_bytes(leaf) for leaf in shapes) / 1e6:.1f}',
+    'MB': f'{aot.tree_bytes(shapes) / 1e6:.1f}',
   }
-
-
-def _num_bytes(leaf: Any) -> int:
-  return quantized.num_bytes(leaf.shape, leaf.dtype)
 
 
 def acceptance(targets: Sequence[str], num_new: int) -> Table:
@@ -430,7 +417,7 @@ def _read_bytes(decoder: Decoder) -> int:
       'encoder_decoder_attention' in names and {'key', 'value'} & {*names}
     )
     if not is_before and (is_tied or 'embedding' not in names[-1]):
-      total += _num_bytes(leaf)
+      total += aot.tree_bytes(leaf)
   return total
 
 

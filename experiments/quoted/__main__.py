@@ -3,7 +3,7 @@
     python -m experiments.quoted
 
 Each speed is one `specdec bench` in a process of its own. All together take
-about 12 minutes on two idle cores. The results are written to
+about 20 minutes on two idle cores. The results are written to
 experiments/quoted/results, and from there to README.md and docs/results.md.
 """
 

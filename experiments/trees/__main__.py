@@ -350,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument(
     '--topologies',
-    type=lambda text: text.split(','),
+    type=common.listed(),
     default=['v4:1x1x1', 'v5e:1x1'],
     help='slices to compile for, with commas between',
   )

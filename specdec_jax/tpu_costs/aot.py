@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from specdec_jax.decoding.program import Part
@@ -165,10 +166,12 @@ def _without_cache() -> Iterator[None]:
   name = 'jax_enable_compilation_cache'
   before = getattr(jax.config, name)
   jax.config.update(name, False)
+  compilation_cache.reset_cache()  # Else jax goes on as it once began.
   try:
     yield
   finally:
     jax.config.update(name, before)
+    compilation_cache.reset_cache()
 
 
 def price(
@@ -177,7 +180,8 @@ def price(
   num_partitions: Sequence[int],
   context: float = math.inf,
 ) -> list[ProgramCost]:
-  """Prices programs of `compile_all` on one scale.
+  """Prices programs together: one cost per instruction, the cheapest found in
+  any of them, serves all.
 
   Args:
     programs: of `compile_all`.

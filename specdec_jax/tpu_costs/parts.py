@@ -46,8 +46,8 @@ class Shapes:
     program: what is compiled of its loop.
     chain: what drafts token after token, if anything does.
     own: the drafter's own parameters.
-    draft_mesh: None if every chip has a whole copy of the drafter, and `note`
-      then says why.
+    draft_mesh: None if every chip has a whole copy of the drafter.
+    note: why that is so, else empty.
   """
 
   workload: Workload
@@ -335,11 +335,18 @@ def _in_place(step: Callable[..., Any], *args: Any) -> Part:
 
 def _per_token(one: ProgramCost, many: ProgramCost, more: int) -> ProgramCost:
   """Returns the cost of each of the `more` tokens by which `many` exceeds
-  `one`; 0 where the compiler found the longer draft no dearer."""
-  least = vars(one)
-  return ProgramCost(
-    **{k: max(x - least[k], 0) / more for k, x in vars(many).items()}
-  )
+  `one`; 0 where the compiler found the longer draft no dearer. Compile time and
+  sizes of the program are those of `many`."""
+  whole = ('argument_bytes', 'temporary_bytes', 'compile_seconds')
+
+  def share(name: str, cost: float) -> float:
+    if name in whole:
+      return cost
+    each = max(cost - getattr(one, name), 0) / more
+    return round(each) if name.startswith('num_') else each
+
+  shares: Any = {name: share(name, cost) for name, cost in vars(many).items()}
+  return ProgramCost(**shares)
 
 
 def _check_fits(workload: Workload, memory: dict[str, int]) -> None:

@@ -73,9 +73,9 @@ def default_num_partitions(slice_: Slice, batch_size: int) -> int:
   # Of 8 chips and 2 rows: 4 chips share a copy, and each copy has a row.
   size = len(slice_.devices)
   partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
-  while batch_size % (size // partitions) and partitions < size:
-    partitions *= 2
-  return partitions
+  sizes = range(partitions, size + 1)
+  fits = lambda n: not (size % n or batch_size % (size // n))
+  return next(n for n in sizes if fits(n))
 
 
 def decoder_of(

@@ -46,3 +46,13 @@ def test_a_row_is_kept_when_the_next_is_interrupted(tmp_path):
   assert found[1]['verdict'] == 'REJECTED'
   assert [row['way'] for row in found] == ['exact', 'biased']
   assert len(path.read_text().splitlines()) == 2
+
+
+def test_our_rows_are_kept_by_their_code(tmp_path, monkeypatch):
+  engine = command.Engine(lambda: iter([way('a')]), lambda: 'specdec_jax 1')
+  for code in ('loop 1', 'loop 1', 'loop 2'):
+    monkeypatch.setattr(command.provenance, 'code', lambda code=code: code)
+    list(command.rows(engine, tmp_path))
+  assert {path.name for path in tmp_path.iterdir()} == {
+    *('specdec_jax-1+loop-1.jsonl', 'specdec_jax-1+loop-2.jsonl')
+  }

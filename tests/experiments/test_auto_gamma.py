@@ -28,6 +28,16 @@ def test_a_setting_that_was_measured_is_not_measured_again(tmp_path, capsys):
   assert experiment.main(argv) == 0
   line = '| lm-mini | 5 | 4 (200.0 tokens/s) | 100.0 tokens/s | 0.950 | 1.900 |'
   assert line in capsys.readouterr().out
+  # Figures of two devices do not mix.
+  argv = [f'--output={tmp_path}', '--settings=SmolLM2, copy']
+  assert experiment.main(argv) == 2
+  assert 'is of device a device, not' in capsys.readouterr().err
+
+
+def test_a_corpus_that_is_not_there_is_one_sentence(tmp_path, capsys):
+  argv = [f'--output={tmp_path}', f'--corpus={tmp_path}', '--settings=lm-mini']
+  assert experiment.main(argv) == 2
+  assert 'auto_gamma: error: [Errno 2]' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ['SmolLM2, copy', 'SmolLM2, chat'])

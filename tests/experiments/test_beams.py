@@ -63,6 +63,11 @@ def test_one_model_twice_saves_calls_and_changes_no_beam(
   assert beams.main(argv) == 0, capsys.readouterr().err
   again = json.loads((tmp_path / 'equality.json').read_text())
   assert again['rows'] == equality['rows']
+  assert 'contrib' in again['code']
+  # But not that of other code.
+  monkeypatch.setattr(beams.provenance, 'code', lambda *more: 'contrib 0')
+  with pytest.raises(TypeError):
+    beams.main(argv)
 
 
 @pytest.mark.slow

@@ -60,6 +60,16 @@ def test_a_system_that_cannot_be_had_is_named(tmp_path):
     )
 
 
+def test_a_process_that_has_ended_can_be_closed():
+  context = workers.multiprocessing.get_context('spawn')
+  here, there = context.Pipe()
+  there.close()
+  process = context.Process(target=print)
+  process.start()
+  facts = {'version': '', 'ways': (), 'ids': (), 'eos_ids': ()}
+  workers.Worker(name='a', connection=here, process=process, **facts).close()
+
+
 def test_unknown_systems_are_refused(capsys):
   with pytest.raises(SystemExit):
     peers.main(['--systems', 'vllm'])

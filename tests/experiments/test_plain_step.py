@@ -1,5 +1,7 @@
 """The table of a plain step's operations, from a trace and a program."""
 
+import pytest
+
 from experiments.plain_step import __main__ as plain_step
 
 _HLO = """
@@ -16,7 +18,8 @@ def _event(name, microseconds):
   return {'ph': 'X', 'name': name, 'dur': microseconds}
 
 
-def test_operations_are_summed_by_kind_and_shape():
+@pytest.mark.parametrize(('dtype', 'rate'), [('f32', '35.4'), ('bf16', '17.7')])
+def test_operations_are_summed_by_kind_and_shape(dtype, rate):
   events = [
     *(_event('dot.7', 300), _event('dot.8', 100)) * 2,
     _event('add_fusion.3', 200),
@@ -24,7 +27,8 @@ def test_operations_are_summed_by_kind_and_shape():
     _event('ThunkExecutor::Execute', 5000),
     {'ph': 'M', 'name': 'dot.7'},
   ]
-  rows = plain_step.summed(events, _HLO, num_steps=2)
+  hlo = _HLO.replace('%weights = f32', f'%weights = {dtype}')
+  rows = plain_step.summed(events, hlo, num_steps=2)
   assert rows == [
     {
       'operation': 'dot',
@@ -32,8 +36,8 @@ def test_operations_are_summed_by_kind_and_shape():
       'per step': '2',
       'ms per step': '0.40',
       'share': '80%',
-      # 4 * 576 * 3072 bytes in 200 microseconds.
-      'GB/s': '35.4',
+      # 4 or 2 times 576 * 3072 bytes in 200 microseconds.
+      'GB/s': rate,
     },
     {
       'operation': 'add_fusion',

@@ -40,3 +40,7 @@ def test_changes_are_named_by_the_part_that_has_them():
   assert provenance.changed_since(None) is None
   drafters = dict(part.split() for part in now.split(', '))['drafters']
   assert provenance.changed_since(now.replace(drafters, '0')) == ['drafters']
+  more = provenance.code('contrib')
+  assert provenance.changed_since(more) == []
+  contrib = dict(part.split() for part in more.split(', '))['contrib']
+  assert provenance.changed_since(more.replace(contrib, '0')) == ['contrib']

@@ -1,5 +1,6 @@
 """Costs on slices that are not there. Those marked `tpu` run its compiler."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import sys
@@ -43,6 +44,44 @@ def task(topology: str, target: str, draft: str, **changes):
     ),
     **sizes,
   )
+
+
+def test_chips_share_a_copy_as_the_rows_need():
+  """Six chips do not divide into copies of four."""
+  six = aot.Slice(name='six', chip=CHIPS['v4'], devices=jax.devices()[:6])
+  found = [workloads.default_num_partitions(six, n) for n in (1, 2, 3, 6)]
+  assert found == [6, 3, 2, 1]
+
+
+def test_a_further_token_has_whole_counts_and_its_program_s_sizes():
+  fields = [field.name for field in dataclasses.fields(aot.ProgramCost)]
+  one, many = (
+    aot.ProgramCost(**dict.fromkeys(fields, figure)) for figure in (10, 15)
+  )
+  each = parts._per_token(one, many, 11)
+  assert (each.num_instructions, each.num_collectives) == (0, 0)
+  assert each.seconds == each.flops == 5 / 11
+  assert each.compile_seconds == each.argument_bytes == 15
+
+
+def test_what_is_compiled_for_a_slice_is_not_kept(tmp_path):
+  folder = jax.config.jax_compilation_cache_dir
+  compiled = lambda n: jax.jit(lambda x: x + n).lower(1.0).compile()
+  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+  cache = aot.compilation_cache
+  try:
+    cache.reset_cache()
+    sizes = []
+    for n, how in enumerate(
+      (contextlib.nullcontext(), aot._without_cache(), contextlib.nullcontext())
+    ):
+      with how:
+        compiled(n)
+      sizes.append(len([*tmp_path.iterdir()]))
+    assert 0 < sizes[0] == sizes[1] < sizes[2]
+  finally:
+    jax.config.update('jax_compilation_cache_dir', folder)
+    cache.reset_cache()
 
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v4', 'v4:2x2', 'v5e:2x2x1', ''])
