@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import importlib.metadata
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 
+import specdec_jax
 from experiments import provenance
 from specdec_jax.measure import stopwatch
 
@@ -56,6 +58,15 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
 def of_code() -> dict[str, str]:
   """Names the commit that is measured, and the digest of its code."""
   return {'commit': provenance.commit() or '-', 'code': provenance.code()}
+
+
+def versions(*packages: str) -> str:
+  """Names packages with their versions; a checkout has that of its code."""
+  ours = {'specdec_jax': specdec_jax.__version__}
+  return ', '.join(
+    f'{name} {ours.get(name) or importlib.metadata.version(name)}'
+    for name in packages
+  )
 
 
 def age(contents: Mapping[str, Any]) -> str | None:

@@ -48,7 +48,7 @@ class Engine(NamedTuple):
 
 def known(clone: str | None) -> dict[str, Engine]:
   """The engines by name; `clone` is of T5X."""
-  of = lambda make, *names: Engine(make, lambda: ways.versions(*names))
+  of = lambda make, *names: Engine(make, lambda: report.versions(*names))
   return {
     'loop': of(ours.loop, 'specdec_jax', 'jax'),
     'load': of(ours.doors, 'specdec_jax', 'jax'),

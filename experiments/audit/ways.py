@@ -1,13 +1,11 @@
 """Engines as the two functions that `specdec_jax.audit` takes."""
 
 import functools
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import specdec_jax
 from specdec_jax.files.require import require
 
 Tokens = tuple[int, ...]
@@ -75,13 +73,3 @@ def by_prompt(
   """
   draw = functools.cache(draw)
   return lambda prompt, num, seed: draw(num, seed)[:, prompts.index(prompt)]
-
-
-def versions(*packages: str) -> str:
-  """Names packages with their versions; a checkout has that of its code."""
-  return ', '.join(
-    f'{name} {specdec_jax.__version__}'
-    if name == 'specdec_jax'
-    else f'{name} {importlib.metadata.version(name)}'
-    for name in packages
-  )

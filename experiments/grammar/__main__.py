@@ -23,6 +23,7 @@ import numpy as np
 import specdec_jax
 from experiments import common, report
 from experiments.report import Cells, Table
+from experiments.suite import examples
 from specdec_jax.assembly import completions, constraints, packing, running
 from specdec_jax.assembly.completions import Completion
 from specdec_jax.assembly.decoder import Decoder
@@ -78,11 +79,6 @@ RECORD = (
   r'\{"Sprache":"Deutsch","Herkunft":"Paketbeschreibung",'
   r'"Beschreibung":"[A-Za-zäöüÄÖÜß ,.-]{1,80}"\}'
 )
-SENTENCES = [
-  f'This package contains the {part} of the {name} library.'
-  for part in ('documentation', 'header files', 'shared objects', 'examples')
-  for name in ('video', 'sound', 'font')
-]
 
 _NOTE = (
   f'Float32, gamma {GAMMA}. Without forced drafts the same program gets tables '
@@ -167,7 +163,9 @@ def extraction(num_people: int, temperature: float) -> Table:
 
 def record() -> Table:
   """A translation within fixed words, by `ende-mini`."""
-  rows = rows_of('ende-mini', SENTENCES, regex=RECORD, max_new_tokens=128)
+  rows = rows_of(
+    'ende-mini', examples.SENTENCES, regex=RECORD, max_new_tokens=128
+  )
   return Table(rows=rows, notes=[_NOTE])
 
 

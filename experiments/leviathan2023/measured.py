@@ -108,8 +108,8 @@ def _figures(
 def texts(
   pair: Pair, temperature: float, settings: Settings
 ) -> list[np.ndarray]:
-  """Of the examples that are timed, the target's texts: of each token the
-  chance that the trained drafter's guess passes."""
+  """Returns, for each timed text, the chance that the trained drafter's guess
+  of each token is accepted."""
   [[found]] = _overlaps(
     pair, [TRAINED], temperature, settings, num_examples=settings.num_timed
   )
@@ -160,7 +160,8 @@ def _overlaps(
   num_examples: int | None = None,
   **options: Any,
 ) -> list[list[calibration.Overlaps]]:
-  """Those of every drafter."""
+  """Measures how much of the target's probability each drafter's guesses cover,
+  along texts that the target writes."""
   target, draft_model = pair.params
   return calibration.overlaps(
     Params(target, [draft_model] * len(names)),

@@ -6,12 +6,12 @@ Each is made in a process of its own, with its own package: ours, transformers
 
 import dataclasses
 import functools
-import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import report
 from specdec_jax.base import Prompt
 from specdec_jax.files.require import require
 
@@ -95,7 +95,7 @@ def ours(task: Task, dtype: str) -> System:
 
     ways[drafter] = decode
   return System(
-    version=_versions('specdec_jax', 'jax'),
+    version=report.versions('specdec_jax', 'jax'),
     ways=ways,
     ids=[_prompt_ids(batch.prompt) for batch in batches],
     eos_ids=decoder.method.eos_id,
@@ -156,7 +156,7 @@ def transformers(
     return output[0, start:].tolist()
 
   return System(
-    version=_versions('transformers', 'torch'),
+    version=report.versions('transformers', 'torch'),
     ways={
       'none': decode,
       task.drafter: lambda index: decode(index, **drafting),
@@ -201,15 +201,9 @@ def llama_cpp(
     return tokens
 
   return System(
-    version=_versions('llama-cpp-python'),
+    version=report.versions('llama-cpp-python'),
     ways={
       'none': lambda index: decode(plain, index),
       task.drafter: lambda index: decode(speculative, index),
     },
-  )
-
-
-def _versions(*packages: str) -> str:
-  return ', '.join(
-    f'{name} {importlib.metadata.version(name)}' for name in packages
   )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import common
 from experiments.pretrained import measurement
 from experiments.pretrained.measurement import (
   TEMPERATURES,
@@ -92,7 +93,7 @@ def _decoding(
   different = sum(not np.array_equal(a, b) for a, b in pairs)
   counters = found.counters
   return {
-    'drafter': _shown(draft.name),
+    'drafter': common.short(draft.name),
     'accepted_per_tested': _ratio(counters['accepted'], counters['tested']),
     'tokens_per_target_run': _ratio(counters['tokens'], counters['runs']),
     'rows': len(found.texts),
@@ -140,8 +141,3 @@ def _bench(args: argparse.Namespace) -> Figures | None:
 def _ratio(sums: Any, counts: Any) -> Figures:
   value, interval = estimates.ratio(sums, counts)
   return {'value': value, 'interval': interval}
-
-
-def _shown(name: str) -> str:
-  """Names a model without the folders of the machine that it lies on."""
-  return '/'.join(name.split('/')[-2:])

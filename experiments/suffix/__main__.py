@@ -35,11 +35,6 @@ GAMMA = 8
 # What is long takes long, and has more tokens than the others are padded to.
 LEFT_OUT = 'long input', examples.CONTROL
 SIMILAR = '{}\n\nBe brief.'
-SENTENCES = [
-  f'This package contains the {part} of the {name} library.'
-  for part in ('documentation', 'header files', 'shared objects', 'examples')
-  for name in ('video', 'sound', 'font')
-]
 # Tokens of the pools and of the context whose proposals are timed.
 POOLS = 2**17, 10_000_000
 CONTEXT, NUM_PROPOSALS, NUM_TURNS = 512, 200, 9
@@ -119,9 +114,9 @@ def requests(num_prompts: int, max_new_tokens: int) -> Table:
   rows = [chat.row(name, given) for name, given in sets.items()]
   rows.append(chat.row('all of them again', texts))
   rows.append(chat.row('all, with a sentence more', similar))
-  pair = Requests(MODELS[1], SENTENCES, max_new_tokens)
-  rows.append(pair.row('translations of similar sentences', SENTENCES))
-  rows.append(pair.row('these again', SENTENCES))
+  pair = Requests(MODELS[1], examples.SENTENCES, max_new_tokens)
+  rows.append(pair.row('translations of similar sentences', examples.SENTENCES))
+  rows.append(pair.row('these again', examples.SENTENCES))
   different = chat.num_different + pair.num_different
   return Table(
     rows=rows,

@@ -32,6 +32,12 @@ PUBLIC = {
   'Spec-Bench': ('question.jsonl', 'data/spec_bench/question.jsonl'),
   'SPEED-Bench': ('qualitative.jsonl',),
 }
+# For the translator, all alike.
+SENTENCES = [
+  f'This package contains the {part} of the {name} library.'
+  for part in ('documentation', 'header files', 'shared objects', 'examples')
+  for name in ('video', 'sound', 'font')
+]
 _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED'
 
 

@@ -49,7 +49,7 @@ _COMMANDS = {
 
 _log = logging.getLogger('specdec_jax')
 # As shells report SIGPIPE.
-EXIT_OK, EXIT_BROKEN_PIPE = 0, 141
+EXIT_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ def _run(argv: Sequence[str] | None) -> int:
   # Reserved for the whole run: another run with this --json would be
   # overwritten.
   with outputs.reserved(getattr(args, 'json', None)):
-    return args.run_command(args) or EXIT_OK
+    return args.run_command(args)
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -15,13 +15,12 @@ from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
 
 
-def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
+def render(traced: Trace) -> str:
   """Renders the page, to be written as UTF-8; ImportError without jinja2."""
   # The script makes one tooltip of all titles, that keyboard focus opens too,
   # and lets the arrow keys walk over tokens and iterations.
   return _template().render(
     traced=traced,
-    title=title,
     facts_of_header=_facts_of_header(traced.header),
     meanings=wording.MEANINGS,
     style=wording.asset('page.css'),

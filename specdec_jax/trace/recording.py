@@ -133,22 +133,16 @@ def init(prompt: Prompt) -> TraceState:
   )
 
 
-def prompt_records(
-  prompt: Prompt, pieces: PiecesFn, texts: Sequence[str] | None = None
-) -> list[Record]:
-  """Makes a record per row, with its text, or else its tokens joined, those of
-  the encoder where there are any; `pieces` gives the text of each of some token
-  ids."""
+def prompt_records(prompt: Prompt, texts: Sequence[str]) -> list[Record]:
+  """Makes a record for each text, those of the first rows."""
   prompt = jax.device_get(prompt)
   records = []
-  for b, row_id in enumerate(prompt.row_ids.tolist()):
-    shown = prompt.decoder_tokens[b, : prompt.decoder_lengths[b]]
-    sizes = {'num_tokens': len(shown)}
+  for b, text in enumerate(texts):
+    sizes = {'num_tokens': int(prompt.decoder_lengths[b])}
     if prompt.encoder_tokens is not None:
-      shown = prompt.encoder_tokens[b][prompt.encoder_tokens[b] != 0]
-      sizes['num_encoder_tokens'] = len(shown)
-    text = ''.join(pieces(shown.tolist())) if texts is None else texts[b]
-    records.append({'type': 'prompt', 'row': row_id, 'text': text, **sizes})
+      sizes['num_encoder_tokens'] = int((prompt.encoder_tokens[b] != 0).sum())
+    row = int(prompt.row_ids[b])
+    records.append({'type': 'prompt', 'row': row, 'text': text, **sizes})
   return records
 
 
@@ -247,7 +241,7 @@ def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
   )
 
 
-def summary_record(summary: Summary, **extra: object) -> Record:
+def summary_record(summary: Summary) -> Record:
   """Makes the last record of a complete trace."""
   return {
     'type': 'summary',
@@ -256,7 +250,6 @@ def summary_record(summary: Summary, **extra: object) -> Record:
     'num_accepted': list(summary.num_accepted),
     'block_efficiency': summary.block_efficiency,
     'alpha': summary.alpha,
-    **extra,
   }
 
 

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
-from specdec_jax.launch import progress
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -38,7 +37,7 @@ _MARKS = {
 
 def show(
   traced: Trace,
-  console: 'Console | None' = None,
+  console: 'Console',
   *,
   style: Style = 'lines',
   row: int | None = None,
@@ -46,12 +45,10 @@ def show(
   """Prints a trace: a legend, the rows or one `row`, from 0, and their tokens
   per target run.
 
-  A `rich.console.Console` of None writes to standard output, coloured if that
-  is a terminal and NO_COLOR is not set. Style 'lines' is a line per iteration
+  Style 'lines' is a line per iteration
   with all that was drafted, 'flow' running text with the first rejected token
   of each. ImportError without rich.
   """
-  console = console or progress.console()
   has_marks = _needs_marks(console)
   # Prints text as it is, without markup, highlighted numbers and emoji codes.
   say = functools.partial(
@@ -78,12 +75,11 @@ def show(
 
 
 def streamer(
-  console: 'Console | None' = None, *, hidden_ids: Collection[int] = ()
+  console: 'Console', *, hidden_ids: Collection[int] = ()
 ) -> Callable[[Record], None]:
   """Makes a function that prints iteration records of one row as they come, but
   for `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
   elsewhere the committed text alone, as it is."""
-  console = console or progress.console()
   has_marks = _needs_marks(console)
 
   def show_record(record: Record) -> None:

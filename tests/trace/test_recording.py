@@ -209,22 +209,20 @@ def test_gathered_values_give_the_same_records():
 
 
 def test_prompt_records():
-  first, second = recording.prompt_records(tiny.prompt(), tiny.pieces)
+  first, second = recording.prompt_records(tiny.prompt(), ['a', 'b'])
   assert first == {
     'type': 'prompt',
     'row': 40,
-    'text': ':1:5:6',
+    'text': 'a',
     'num_tokens': 3,
   }
   assert (second['row'], second['num_tokens']) == (7, 5)
-  texts = recording.prompt_records(tiny.prompt(), tiny.pieces, ['a', 'b'])
-  assert [record['text'] for record in texts] == ['a', 'b']
+  assert recording.prompt_records(tiny.prompt(), ['a']) == [first]
 
 
 def test_prompt_records_of_an_encoder():
   prompt = _one_row().replace(encoder_tokens=jnp.array([[8, 9, 0]], jnp.int32))
-  [record] = recording.prompt_records(prompt, tiny.pieces)
-  assert record['text'] == ':8:9'
+  [record] = recording.prompt_records(prompt, ['a'])
   assert (record['num_tokens'], record['num_encoder_tokens']) == (3, 2)
 
 

@@ -29,9 +29,9 @@ def records():
     recording.header(
       target='t', drafter='d', verification='v', gamma=tiny.GAMMA, note='é'
     ),
-    *recording.prompt_records(tiny.prompt(), tiny.pieces),
+    *recording.prompt_records(tiny.prompt(), ['a', 'b']),
     *iterations,
-    recording.summary_record(summary, seconds=1.5),
+    recording.summary_record(summary),
   ]
 
 

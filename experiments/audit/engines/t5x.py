@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import report
 from experiments.audit import ways
 from experiments.audit.ways import Way
 
@@ -37,7 +38,7 @@ def version(clone: str | None) -> str:
   """The commit that is run; T5X is on no registry."""
   command = ['git', '-C', str(clone), 'log', '-1', '--format=%h']
   found = subprocess.run(command, capture_output=True, text=True, check=True)
-  return f'T5X {found.stdout.strip()}, {ways.versions("jax")}'
+  return f'T5X {found.stdout.strip()}, {report.versions("jax")}'
 
 
 def _decoding(clone: str | None) -> Any:

@@ -6,7 +6,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -137,7 +136,9 @@ def _decode_all(
       records: list[Record] = []
       shows: list[Write] = []
       if write_trace:
-        _trace_prompts(decoder, batch, write_trace)
+        # The last batch may have rows without a prompt.
+        for record in recording.prompt_records(batch.prompt, batch.texts):
+          write_trace(record)
         shows.append(write_trace)
       if is_live:
         if num_prompts > 1:
@@ -167,14 +168,6 @@ def _decode_all(
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
-
-
-def _trace_prompts(decoder: Decoder, batch: Batch, write: Write) -> None:
-  # The last batch may have rows without a prompt.
-  rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
-  pieces = decoder.vocabulary.pieces
-  for record in recording.prompt_records(rows, pieces, batch.texts):
-    write(record)
 
 
 def _show_rows(
