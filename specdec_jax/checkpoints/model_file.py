@@ -37,8 +37,6 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   has fields that the network has not."""
   if path.is_dir():
     path = path / NAME
-  if not path.is_file():
-    raise ValueError(f'there is no {path}')
   contents = settings.read(path)
   kind, stated = contents.text('network', ''), contents.at('config')
   classes = {family.name: family.config for family in families.FAMILIES}
@@ -47,13 +45,19 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   values = _read_fields(stated, classes[kind])
   if dtype is not None:
     values['dtype'] = dtype
+  for key in contents.values.keys() - {'network', 'config', 'weights'}:
+    contents.refuse(key, 'network, config and weights alone')
   return contents.build(classes[kind], **values)
 
 
 def read_weights(folder: Path) -> str | None:
   """Reads how the weights beside model.json are packed; None if whole."""
   stated = settings.read(folder / NAME)
-  return stated.text('weights') if stated.has('weights') else None
+  if not stated.has('weights'):
+    return None
+  text = stated.text('weights')
+  stated.build(quantized.bits_of, text=text)
+  return text
 
 
 def param_shapes(config: AnyConfig, weights: str | None) -> Weights:
@@ -98,7 +102,8 @@ def _read_field(stated: Settings, name: str, kind: Any) -> Any:
   if kind is bool:
     return stated.flag(name)
   if kind is float:
-    return stated.number(name)
+    may_be_0 = name.endswith(('_rate', '_softcap'))
+    return stated.number(name) if may_be_0 else stated.positive(name)
   # A T5 may have no encoder; all else is there.
   least = 0 if name == 'num_encoder_layers' else 1
   most = settings.MOST.get(name, settings.MAX_COUNT)

@@ -53,10 +53,12 @@ def of(
   name_of: Callable[[str], str] | None = None,
   shapes: Weights | None = None,
 ) -> tuple[Parameter, ...]:
-  """Returns every parameter of a network, those outside of its layers first;
-  `name_of` gives from a path in our tree the name in a file, None our own
-  file's, which has the paths as names and the shapes of our tree. `shapes` are
-  those of packed ones."""
+  """Returns every parameter of a network, those outside of its layers first.
+
+  `name_of` maps a path in our tree to the file's name for it. Without it, names
+  are the paths, and nothing is transposed, as in our own files. `shapes`
+  replaces the network's, for packed weights.
+  """
   # Fewest slashes first: embeddings and the last norm, then the layers.
   leaves = stored_arrays.flatten(shapes or families.param_shapes(config))
   return tuple(

@@ -177,7 +177,7 @@ def read_params(
       if not np.array_equal(narrow, values):
         raise ValueError(f'{folder}: tensor {name} holds more than 32 bits')
       return narrow
-    values = values.astype(np.float32)
+    values = values.astype(np.float32, copy=False)
     if not is_all_finite(values):
       raise ValueError(f'{folder}: tensor {name} holds a NaN or an infinity')
     return values
@@ -229,7 +229,7 @@ def write_params(
       values.T if parameter.is_transposed else values
     )
   folder.mkdir(parents=True, exist_ok=True)
-  with replacing.local_file(folder / SINGLE_FILE) as path:
+  with replacing.file(folder / SINGLE_FILE) as path:
     safetensors_numpy.save_file(tensors, path, metadata={'format': 'pt'})
   floats = (p.name for p in parameters if p.dtype is None)
   return tensors[next(floats)].dtype.name

@@ -101,6 +101,11 @@ class Settings:
     """Returns a finite number."""
     return float(self._read(key, default, _is_finite, 'a number'))
 
+  def positive(self, key: str, default: float | None = None) -> float:
+    """Returns a finite number above 0."""
+    is_right: _IsRight = lambda value: _is_finite(value) and value > 0
+    return float(self._read(key, default, is_right, 'a number above 0'))
+
   def numbers(
     self, key: str, default: list[float] | None = None
   ) -> list[float]:
@@ -127,7 +132,6 @@ class Settings:
   def ids(self, key: str, vocab_size: int | None = None) -> list[int]:
     """Reads token ids, a list or a single number; empty if absent."""
     most = MAX_COUNT if vocab_size is None else vocab_size - 1
-
     is_id = _is_id(most)
     value = self._read(
       key,

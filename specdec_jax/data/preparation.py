@@ -57,12 +57,13 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
   """
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
-      if 'text' in record:
+      keys = {'inputs', 'targets', 'text'}.intersection(record)
+      if keys == {'text'}:
         yield None, text_lines.text_under(record, 'text', place)
         continue
-      if not {'inputs', 'targets'} <= set(record):
+      if keys != {'inputs', 'targets'}:
         raise ValueError(
-          f'{place} needs the strings "inputs" and "targets", or "text"; '
+          f'{place} needs the strings "inputs" and "targets", or "text" alone; '
           f'{text_lines.keys_of(record)}'
         )
       source = text_lines.text_under(record, 'inputs', place)

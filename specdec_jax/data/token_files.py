@@ -132,6 +132,8 @@ def save(path: Path, tokens: TokenFile) -> None:
 def load(path: str | Path) -> TokenFile:
   """Reads an .npz of `save`; ValueError if it is none, or is damaged."""
   path = user_path(path)
+  if not path.is_file():
+    raise ValueError(f'there is no {path}')
   with path.open('rb') as file:
     try:
       with np.load(file, allow_pickle=False) as stored:
@@ -201,8 +203,8 @@ def check_vocabulary(folder: str | Path, model: bytes) -> None:
   sha256, expected = sha256_of(model), _vocabulary_digest(folder)
   if sha256 != expected:
     raise ValueError(
-      f'the token files were made with vocabulary {expected[:12]}, not '
-      f'{sha256[:12]}'
+      f'{folder}: the token files were made with vocabulary {expected[:12]}, '
+      f'not {sha256[:12]}'
     )
 
 

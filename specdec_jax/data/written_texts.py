@@ -112,8 +112,8 @@ def load_part(folder: str | Path, index: int) -> WrittenTexts:
 
 
 def _damage(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """Says what no writer would have left in the arrays of a part, if anything;
-  streams are bits."""
+  """Describes the first thing wrong with a part's arrays; None if they fit.
+  `streams` still has the type uint16."""
   tokens, offsets = arrays['tokens'], arrays['offsets']
   prompt_lengths = arrays['prompt_lengths']
   width = arrays['streams'].shape[-1:] if 'streams' in arrays else ()

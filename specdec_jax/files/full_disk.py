@@ -41,11 +41,8 @@ def named(path: str | os.PathLike[str], arrays: object = ()) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # tensorstore's errors have no number, but the system's words for it.
-    if isinstance(error, OSError):
-      about = [number for number in _NUMBERS if number == error.errno]
-    else:
-      about = [n for n in _NUMBERS if os.strerror(n) in str(error)]
+    # Not all errors have the number, but all the system's words for it.
+    about = [n for n in _NUMBERS if os.strerror(n) in str(error)]
     if not about:
       raise
     reason = getattr(error, 'strerror', None) or os.strerror(about[0])

@@ -87,25 +87,22 @@ def create_text(path: Path, text: str) -> bool:
   return True
 
 
+def _flush(path: Path) -> None:
+  """Waits until a file is on its disk: a crash of the machine could else leave
+  its new name without its bytes."""
+  with path.open('rb') as written:
+    os.fsync(written.fileno())
+
+
 def _put(begun: Path, final: Path) -> None:
   """Gives a file that is complete its place."""
   if (remote := in_bucket(final)) is not None:
     remote.upload(begun)
     return
-  # Without it a crash of the machine could leave the name without its bytes.
-  with begun.open('r+b') as written:
-    os.fsync(written.fileno())
+  _flush(begun)
   if final.exists():
     shutil.copymode(final, begun)
   begun.replace(final)
-
-
-@contextlib.contextmanager
-def local_file(path: Path) -> Iterator[Path]:
-  """Yields where a package that knows no buckets writes `path`, within a folder
-  of `new_folder`: there, or in a temporary file that is uploaded."""
-  with file(path) if is_in_bucket(path) else contextlib.nullcontext(path) as at:
-    yield at
 
 
 @contextlib.contextmanager
@@ -113,9 +110,10 @@ def new_folder(
   final: str | os.PathLike[str], *, overwrite: bool = False
 ) -> Iterator[Path]:
   """Yields a new folder beside `final`, which gets that name at the end, with
-  all folders above it. If the work fails or is interrupted, `final` is as
-  before. ValueError if it is there and not empty, at the beginning or the end,
-  unless `overwrite`; an OSError that names it if it cannot be written.
+  all folders above it, flushed to the disk. A link stays a link. If the work
+  fails or is interrupted, `final` is as before. ValueError if it is there and
+  not empty, at the beginning or the end, unless `overwrite`; an OSError that
+  names it if it cannot be written.
 
   A killed process leaves `final.tmp-PID-...`, which T5X's and our readers know
   for an unfinished one; in a bucket, a folder that `is_begun`, and that is
@@ -129,12 +127,15 @@ def new_folder(
     with full_disk.named(final), _in_place(final):
       yield final
     return
+  final = Path(os.path.realpath(final))
   name = f'{final.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}'
   begun, replaced = (final.with_name(name + x) for x in ('', '-replaced'))
   try:
     with full_disk.named(final):
       begun.mkdir(parents=True)
       yield begun
+      for path in filter(Path.is_file, begun.rglob('*')):
+        _flush(path)
     # Two renames: folders cannot be exchanged in one. If the second fails, or
     # the process is interrupted, the old one goes back.
     if not overwrite and _is_taken(final):
@@ -210,7 +211,7 @@ def folder(
       for each in (*begun, Path(name, mark)):
         (remote / each.name).upload(each)
     return
-  final = path.absolute()
+  final = Path(os.path.realpath(path))
   with _explained(path, final), new_folder(final, overwrite=overwrite) as new:
     yield new
 

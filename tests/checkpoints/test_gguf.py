@@ -203,6 +203,7 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
     ({'llama.attention.key_length': 16}, 'dimension_count is 8'),
     ({'llama.attention.value_length': 16}, 'value_length is 16'),
     ({'llama.attention.causal': False}, 'causal.*False'),
+    ({'llama.rope.freq_base': -5.0}, 'freq_base is -5.0.*above 0'),
     ({'llama.logit_scale': 0.5}, 'llama.logit_scale is 0.5'),
     ({'llama.block_count': 10**9}, 'is 1000000000'),
     ({'llama.block_count': 900}, 'tensors for 900'),

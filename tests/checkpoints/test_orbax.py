@@ -186,5 +186,5 @@ def test_missing_sizes_are_named(folder):
   with pytest.raises(ValueError, match=r'vocab_size.*num_encoder_layers'):
     model_file.read(folder)
   path.unlink()
-  with pytest.raises(ValueError, match=r'no .*model\.json'):
+  with pytest.raises(ValueError, match=r'cannot read .*model\.json'):
     model_file.read(folder)

@@ -124,8 +124,12 @@ def test_broken_ones_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r'scale is .* expected'):
     formats.read_params(folder, config)
   model_file.write(folder, config, 'int9')
-  with pytest.raises(ValueError, match='none of int8'):
+  with pytest.raises(ValueError, match=r'model\.json: .*none of int8'):
     formats.read_params(folder, config)
+  path = folder / model_file.NAME
+  path.write_text(path.read_text().replace('"weights"', '"wieghts"'))
+  with pytest.raises(ValueError, match=r"wieghts is 'int9'.*alone"):
+    model_file.read(folder)
 
 
 def test_what_trains_needs_whole_weights(tmp_path):

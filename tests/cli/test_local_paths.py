@@ -1,6 +1,7 @@
 """Every door refuses the paths of other systems, before it makes a folder."""
 
 import argparse
+import os
 import sys
 
 import pytest
@@ -124,6 +125,22 @@ def test_what_another_run_wrote_meanwhile_stays(tmp_path):
     write_twice()
   assert [path.name for path in tmp_path.iterdir()] == ['model']
   assert (final / 'weights').read_text() == 'theirs'
+
+
+def test_a_folder_is_flushed_and_a_link_stays(tmp_path, monkeypatch):
+  real, link = tmp_path / 'real', tmp_path / 'link'
+  real.mkdir()
+  link.symlink_to(real)
+  flushed = []
+  monkeypatch.setattr(
+    os, 'fsync', lambda number: flushed.append(os.fstat(number).st_ino)
+  )
+  with replacing.new_folder(link, overwrite=True) as begun:
+    (begun / 'params').mkdir()
+    (begun / 'params' / 'weights').write_text('new')
+  assert flushed == [(real / 'params' / 'weights').stat().st_ino]
+  assert link.readlink() == real
+  assert {path.name for path in tmp_path.iterdir()} == {'real', 'link'}
 
 
 def test_the_library(tmp_path, monkeypatch):

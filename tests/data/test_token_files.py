@@ -190,6 +190,11 @@ def test_tables_and_prefixes(model, tmp_path, capfd):
       '{"inputs": "x"}\n',
       'line 1 needs the strings "inputs" .*keys: .inputs',
     ),
+    (
+      'a.jsonl',
+      '{"text": "x", "inputs": "y", "targets": "z"}\n',
+      '"text" alone; .*keys',
+    ),
     ('a.jsonl', '{"text": "x"\n', 'a.jsonl, line 1 is not JSON'),
     ('a.jsonl', '{"text": "x"}\n{"inputs": "x", "targets": "y"}\n', 'lines wi'),
     (

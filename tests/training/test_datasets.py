@@ -92,10 +92,14 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   description = folders[1] / token_files.DESCRIPTION
   digest = token_files.sha256_of(tiny_runs.vocabulary())
   description.write_text(description.read_text().replace(digest, '0123456789'))
-  with pytest.raises(ValueError, match='vocabulary 0123456789'):
+  told = f'{folders[1]}: .* vocabulary 0123456789'
+  with pytest.raises(ValueError, match=told):
     token_files.find_vocabulary(folders[1:])
   with pytest.raises(ValueError, match=r'several vocabularies: .* 0123456789'):
     datasets.from_token_files(names, **settings)
+  (folders[0] / 'train.npz').unlink()
+  with pytest.raises(ValueError, match='there is no'):
+    datasets.from_token_files(names[:1], **settings)
 
 
 def test_a_file_of_text_is_a_task(tmp_path):

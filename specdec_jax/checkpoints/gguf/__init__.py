@@ -130,7 +130,7 @@ def sizes_of(
   for key in ('attention.value_length', 'rope.dimension_count'):
     values.expect(key, head_dim, ', the size of a head')
   values.expect('attention.causal', True)
-  epsilon = values.number('attention.layer_norm_rms_epsilon')
+  epsilon = values.positive('attention.layer_norm_rms_epsilon')
   return {
     'embed_dim': embed_dim,
     'num_layers': num_layers,
@@ -153,7 +153,7 @@ def _config_of(
   for key in ('rope.scaling.factor', 'rope.scale_linear'):
     if values.number(key, 1.0) not in (0.0, 1.0):
       values.refuse(key, '1: such scaling of rotary positions is not supported')
-  rope_base = values.number('rope.freq_base', 10_000.0)
+  rope_base = values.positive('rope.freq_base', 10_000.0)
   window = values.count('attention.sliding_window', 0, least=0)
   return values.build(
     LlamaConfig,
@@ -172,7 +172,7 @@ def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
   those that all networks have; raises ValueError for what
   `models.gemma.decoder` does not compute."""
   is_gemma_3, number = kind == 'gemma3', values.number
-  base = number('rope.freq_base', 1e6 if is_gemma_3 else 1e4)
+  base = values.positive('rope.freq_base', 1e6 if is_gemma_3 else 1e4)
   period = 6 if is_gemma_3 else 2
   window = values.count('attention.sliding_window')
   values.expect('attention.sliding_window_pattern', period)
@@ -194,7 +194,9 @@ def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
     ),
     rope_base=base,
     rope_factor=_rope_factor(values, kind),
-    local_rope_base=number('rope.freq_base_swa', 1e4) if is_gemma_3 else base,
+    local_rope_base=(
+      values.positive('rope.freq_base_swa', 1e4) if is_gemma_3 else base
+    ),
     has_qk_norm=is_gemma_3,
   )
 
@@ -207,7 +209,7 @@ def _rope_factor(values: Settings, kind: str) -> float:
     return 1.0
   if scaling != 'linear' or kind == 'gemma2':
     values.refuse(key, 'none' if kind == 'gemma2' else 'none or linear')
-  return values.number('rope.scaling.factor')
+  return values.positive('rope.scaling.factor')
 
 
 def _architecture(file: GgufFile) -> str:

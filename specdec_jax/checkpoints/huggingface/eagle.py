@@ -27,10 +27,10 @@ WITHOUT_EFFECT = frozenset((
   'speculators_version', 'proposal_methods', 'default_proposal_method',
   'verifier', 'auto_map', 'has_no_defaults_at_init', 'base_model_ep_plan',
 ))  # fmt: skip
-_SAFEAILAB, _NEMO = 'LlamaForCausalLMEagle3', 'LlamaEagle3DraftModel'
+_SPECFORGE, _NEMO = 'LlamaForCausalLMEagle3', 'LlamaEagle3DraftModel'
 _SPECULATORS = 'Eagle3DraftModel'
 _ARCHITECTURES = (
-  _SAFEAILAB,
+  _SPECFORGE,
   'Eagle3LlamaForCausalLM',  # vLLM's name for both.
   _SPECULATORS,
   'Eagle3Speculator',  # Of its first releases.
@@ -89,8 +89,8 @@ _DEFAULTS = {
 
 def is_stated(values: Settings) -> bool:
   """Tells whether config.json is that of an EAGLE-3 drafter."""
-  # SafeAILab's own name the architecture of a Llama, from which
-  # `draft_vocab_size` tells them.
+  # SafeAILab's own files name a Llama's architecture; `draft_vocab_size`
+  # distinguishes them.
   return (
     any('Eagle3' in name for name in values.texts('architectures', []))
     or values.has('speculators_model_type')
@@ -122,9 +122,9 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
     draft_vocab_size=values.count('draft_vocab_size', sizes['vocab_size']),
     target_embed_dim=values.count('target_hidden_size', sizes['embed_dim']),
     feature_layers=_feature_layers(values),
-    rope_base=rope.number('rope_theta', 10_000.0),
+    rope_base=rope.positive('rope_theta', 10_000.0),
     rope_scaling=llama.rope_scaling(inner),
-    norm_epsilon=inner.number('rms_norm_eps', 1e-6),
+    norm_epsilon=inner.positive('rms_norm_eps', 1e-6),
     has_qk_norm=kind == 'qwen3',
     norm_before_residual=values.flag('norm_before_residual', False),
     norm_before_fc=values.flag('norm_before_fc', False),
@@ -245,8 +245,8 @@ def from_file(config: EagleConfig, params: Weights) -> Weights:
 def to_file(config: EagleConfig, params: Weights) -> Weights:
   """Reverses `from_file`, and adds which tokens of the target are drafted; for
   a drafter of all tokens, sorts the logits by token instead."""
-  # The reverse. If all tokens are drafted, in the order [2, 0, 1] say, columns
-  # of the logits are sorted, as no reader looks for ids beside them.
+  # If all tokens are drafted, in the order [2, 0, 1] say, columns of the logits
+  # are sorted, as no reader looks for ids beside them.
   ids = np.asarray(params[_IDS], np.int64)
   if _is_whole(config):
     kernel = np.asarray(params['logits_dense']['kernel'])
@@ -330,4 +330,4 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
     # Input of layer 3 is output of layer 2.
     by_output = [i - 1 for i in config.feature_layers]
     common[_NESTED] = {'use_aux_hidden_state': True, _LAYER_IDS: by_output}
-  return {'architectures': [_SAFEAILAB], **sizes, **common}
+  return {'architectures': [_SPECFORGE], **sizes, **common}

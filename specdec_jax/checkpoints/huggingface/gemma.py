@@ -102,7 +102,7 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
       values, 'final_logit_softcapping', defaults['logits_softcap']
     ),
     'has_qk_norm': is_gemma_3,
-    'norm_epsilon': values.number('rms_norm_eps', 1e-6),
+    'norm_epsilon': values.positive('rms_norm_eps', 1e-6),
     **(_rope_by_layer(values) if is_gemma_3 else _rope(values)),
   }
 
@@ -143,7 +143,7 @@ def _rope(values: Settings) -> dict[str, float]:
     if _rope_factor(place) != 1.0:
       place.refuse('factor', 'none: the positions of a Gemma 2 are not scaled')
   place = llama.rope_place(values, 'rope_theta', is_spread=True)
-  base = place.number('rope_theta', 10_000.0)
+  base = place.positive('rope_theta', 10_000.0)
   return {'rope_base': base, 'local_rope_base': base}
 
 
@@ -153,8 +153,9 @@ def _rope_by_layer(values: Settings) -> dict[str, float]:
   full, local = place.at(FULL), place.at(SLIDING)
 
   def base(place: Settings, key: str, default: float) -> float:
-    own = 'rope_theta'
-    return place.number(own) if place.has(own) else values.number(key, default)
+    if place.has('rope_theta'):
+      return place.positive('rope_theta')
+    return values.positive(key, default)
 
   bases = {
     'rope_base': base(full, 'rope_theta', 1e6),
@@ -174,10 +175,10 @@ def _rope_factor(place: Settings) -> float:
   key = 'rope_type' if place.has('rope_type') else 'type'
   kind = place.text(key, 'default')
   if kind == 'linear':
-    return place.number('factor')
+    return place.positive('factor')
   if kind != 'default':
     place.refuse(key, 'default or linear')
-  if place.number('factor', 1.0) != 1.0:
+  if place.positive('factor', 1.0) != 1.0:
     place.refuse('factor', 'rope_type linear beside it')
   return 1.0
 

@@ -74,9 +74,9 @@ def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
     LlamaConfig,
     **sizes,
     num_layers=num_layers,
-    rope_base=rope.number('rope_theta', 10_000.0),
+    rope_base=rope.positive('rope_theta', 10_000.0),
     rope_scaling=rope_scaling(values),
-    norm_epsilon=values.number('rms_norm_eps', 1e-6),
+    norm_epsilon=values.positive('rms_norm_eps', 1e-6),
     is_tied=values.flag('tie_word_embeddings', False),
     has_attention_bias=kind == 'qwen2',
     has_qk_norm=kind == 'qwen3',
@@ -150,14 +150,14 @@ def rope_scaling(values: Settings) -> RopeScaling | None:
         place.refuse(key, 'default or llama3')
   if kind != 'llama3':
     # A factor without a type is a mistake, or scales in an early version.
-    if place.number('factor', 1.0) != 1.0 and not kind:
+    if place.positive('factor', 1.0) != 1.0 and not kind:
       place.refuse('factor', 'a rope_type beside it')
     return None
   return place.build(
     RopeScaling,
-    factor=place.number('factor'),
-    low_freq_factor=place.number('low_freq_factor'),
-    high_freq_factor=place.number('high_freq_factor'),
+    factor=place.positive('factor'),
+    low_freq_factor=place.positive('low_freq_factor'),
+    high_freq_factor=place.positive('high_freq_factor'),
     original_max_positions=place.count('original_max_position_embeddings'),
   )
 

@@ -107,9 +107,8 @@ def write_target(
   It appears as `checkpoint_STEP` in `path`, which is made, when it is complete.
   Layers with relative positions of their own are one array each, see `scanned`.
   Raises ValueError if there is a checkpoint of this step or the weights are
-  packed, RuntimeError if an
-  array is spread over several processes, and ImportError without the package
-  that writes it.
+  packed, RuntimeError if an array is spread over several processes, and
+  ImportError without the package that writes it.
   """
   final = user_path(path) / f'checkpoint_{step}'
   if quantized.name_of(params):

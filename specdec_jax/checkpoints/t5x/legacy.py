@@ -25,10 +25,9 @@ _CHUNK_ELEMENTS = 2**22
 def _read_index(folder: Path) -> Json:
   """Reads the trees `state` and `target`, with specs for arrays."""
   path = folder / FILE
+  packed = path.read_bytes()
   try:
-    contents = serialization.msgpack_restore(path.read_bytes())
-  except OSError:
-    raise
+    contents = serialization.msgpack_restore(packed)
   except Exception as error:  # flax and numpy raise many kinds.
     raise ValueError(
       f'{path} is truncated or no T5X checkpoint: {error!r}'
