@@ -121,7 +121,8 @@ def encode(
   task: Task, layout: Layout, shard_id: int, num_shards: int
 ) -> Iterator[Row]:
   """Yields the examples whose index is `shard_id` modulo `num_shards`, in
-  tokens; ValueError if one has no tokens, or tokens unknown to the model."""
+  tokens; ValueError if one has no tokens, tokens unknown to the model, or
+  messages that are too long."""
   # Of 3 shards the second has examples 1, 4, 7, ...; `merge` takes turns.
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
@@ -144,13 +145,20 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   _check_known(index, ids, layout)
   if not ids and not layout.starts:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
+  num_cut = max(0, len(ids) - layout.inputs_length)
+  # The last message is at the end, and the template's turn to the model.
+  if num_cut and example.dialogue is not None:
+    raise ValueError(
+      f'example {index + 1} has messages of {len(ids)} tokens, and '
+      f'TASK_FEATURE_LENGTHS has room for {layout.inputs_length}'
+    )
   # Texts for an encoder end in EOS; ids that a task gives stay as they are.
   keeps_end = example.input_ids is None and layout.is_encoder_decoder
   return Row(
     index=index,
     example=example,
     ids=_trimmed(ids, layout.inputs_length, eos_ids if keeps_end else ()),
-    num_cut=max(0, len(ids) - layout.inputs_length),
+    num_cut=num_cut,
     targets=_target_ids(index, example, layout) if layout.is_scored else (),
   )
 

@@ -114,13 +114,13 @@ def _with_samplings(job: Job, task: Task) -> Job:
 def _advise(job: Job, task: Task) -> None:
   """Says so if the texts of a task are to be continued by a model that answers
   messages, or if beams have no drafts."""
-  kinds = job.decoder.choice, job.decoding.make_drafter()
-  if [isinstance(kind, NoDrafter) for kind in kinds] == [True, False]:
+  is_plain = lambda choice: isinstance(choice, NoDrafter)
+  if is_plain(job.decoder.choice) and not is_plain(job.decoding.make_drafter()):
     _say('beams have no drafts, which seldom pay: give gamma to have them')
   # Most models that follow instructions end such a text at once.
   if job.layout.vocabulary.chat_template is not None:
-    first = next(task.read())
-    if first.dialogue is None and first.input_ids is None:
+    first = next(task.read(), None)
+    if first and first.dialogue is None and first.input_ids is None:
       _say(
         'the model has a chat template, and the texts of this task are given '
         'as they are: --gin.find.chat=True makes messages of them'
@@ -135,7 +135,9 @@ def _check_arguments(
 ) -> None:
   """Raises ValueError for arguments that nothing can be done with."""
   running.check_count('infer.checkpoint_period', checkpoint_period)
-  if not 0 <= shard_id < num_shards <= 99_999:
+  if num_shards > 99_999:  # Names of files have five digits.
+    raise ValueError(f'infer.num_shards is {num_shards}, and at most 99999')
+  if not 0 <= shard_id < num_shards:
     raise ValueError(
       f'shard_id {shard_id} is not one of {num_shards} shards, which count '
       'from 0'

@@ -21,7 +21,7 @@ from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
-from specdec_jax.infer import examples, output, strategies
+from specdec_jax.infer import examples, infer, output, strategies
 from specdec_jax.infer import records as infer_records
 from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
@@ -545,6 +545,9 @@ def test_messages_and_texts_of_chat_are_those_of_generate(run, model, tmp_path):
   assert [line['prediction'] for line in found] == texts
   assert texts[0] != texts[1]
   assert found[1]['inputs']['inputs_pretokenized'] == 'a b'
+  short = chat | {'TASK_FEATURE_LENGTHS': "{'inputs': 4, 'targets': 12}"}
+  refused = run(*argv(model, path, tmp_path / 'short', **short))
+  assert_refused(refused, 'example 1 has messages of', 'room for 4')
 
 
 def test_predictions_match_a_grammar_that_gin_binds(run, t5, task, tmp_path):
@@ -754,6 +757,18 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
+def test_a_split_without_examples_is_no_news(capsys):
+  job = types.SimpleNamespace(
+    decoder=types.SimpleNamespace(choice=None),
+    decoding=types.SimpleNamespace(make_drafter=lambda: None),
+    layout=types.SimpleNamespace(
+      vocabulary=types.SimpleNamespace(chat_template='{{ messages }}')
+    ),
+  )
+  infer._advise(job, tasks.Task(name='none', read=lambda: iter(())))
+  assert not capsys.readouterr().err
+
+
 def test_memory_is_that_of_a_device_of_this_process():
   def refuse():
     raise RuntimeError('MemoryStats is only supported for addressable devices')
@@ -791,6 +806,7 @@ def test_memory_is_that_of_a_device_of_this_process():
     ((), {'TEMPERATURE': 1.0}, ['uses TEMPERATURE', 'Decoding.temperature']),
     ((), {'Decoding.refill_size': 9}, ['9 rows', 'batch of 8']),
     (['--shard_id=2'], {'infer.num_shards': 2}, ['shard_id 2', '2 shards']),
+    ((), {'infer.num_shards': 10**5}, ['num_shards is 100000', '99999']),
     ((), {'CHECKPOINT_PATH': "'nowhere'"}, ["'nowhere'"]),
     ((), {'MODEL': "'t5_1_1_small'"}, ['85', '32128']),
     ((), {'device_mesh.num_devices': 9}, ['9', 'there are 8']),
