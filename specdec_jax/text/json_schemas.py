@@ -39,6 +39,9 @@ _FORMATS = {
 _CHARACTER = r'([^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
 _INTEGER = '-?(0|[1-9][0-9]*)'
 _NUMBER = rf'{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?'
+# ECMA's `\d` and the like are of ASCII, Rust's of Unicode.
+_CLASSES = {'d': '[0-9]', 'D': '[^0-9]'}
+_CLASSES |= {'w': '[0-9A-Za-z_]', 'W': '[^0-9A-Za-z_]'}
 # What a keyword's value should be.
 _COUNT = 'from 0 to 65535', lambda x: type(x) is int and 0 <= x < 2**16
 _LIST = 'a list of some values', lambda x: isinstance(x, list) and x
@@ -156,9 +159,11 @@ def _limits(schema: Schema, what: str) -> tuple[int, int | None]:
 
 
 def _whole(pattern: str) -> str:
-  """A pattern without its anchors: it is matched as a whole anyway."""
+  """A pattern in Rust's syntax, where brackets may be within brackets, and
+  without its anchors: it is matched as a whole anyway."""
   is_anchored = pattern.endswith('$') and not pattern.endswith(r'\$')
-  return pattern.removeprefix('^')[: -1 if is_anchored else None]
+  bare = pattern.removeprefix('^')[: -1 if is_anchored else None]
+  return re.sub(r'\\(.)', lambda x: _CLASSES.get(x[1], x[0]), bare)
 
 
 def _found(root: object, ref: object) -> Any:

@@ -1,5 +1,6 @@
 """Regular expressions and JSON schemas: what is compiled of them, and texts."""
 
+import functools
 import json
 import re
 
@@ -124,6 +125,27 @@ def test_schemas_as_regular_expressions(schema, texts, others):
   pattern = grammars.of_json_schema(json.dumps(schema))
   assert all(re.fullmatch(pattern, text) for text in texts)
   assert not any(re.fullmatch(pattern, text) for text in others)
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'texts', 'others'),
+  [
+    (r'\d+', ['12'], ['٣']),
+    (r'[\d.-]{2}', ['1.', '-0'], ['٣.']),
+    (r'[^\W0-9]', ['a', '_'], ['1', 'é', '-']),
+    (r'[^\D1]\w', ['2a'], ['1a', '2é']),
+  ],
+)
+def test_classes_of_a_pattern_are_of_ascii(pattern, texts, others):
+  schema = json.dumps({'type': 'string', 'pattern': pattern})
+  steps, is_end = grammars._byte_automaton(grammars.of_json_schema(schema))
+
+  def matches(text):
+    go = lambda state, byte: steps[state, byte]
+    return is_end[functools.reduce(go, f'"{text}"'.encode(), 1)]
+
+  assert all(map(matches, texts))
+  assert not any(map(matches, others))
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
