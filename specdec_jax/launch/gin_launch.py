@@ -220,7 +220,7 @@ def _check_values(given: Sequence[str]) -> None:
 def _check_macros(bound: Mapping[str, str]) -> None:
   """Raises ValueError for macros without a value, or without a use."""
   values = '\n'.join(bound.values())
-  unquoted = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', values)
+  unquoted = re.sub(r"""(['"])(?:\\.|.)*?\1""", '', values)
   used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
   # First: one that is misspelt leaves another without a value.
   for name in sorted(set(filter(str.isidentifier, bound)) - used):

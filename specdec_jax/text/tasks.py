@@ -194,6 +194,8 @@ def _read_file(
       messages = [*begin, {'role': 'user', 'content': text}]
       found = Dialogue(messages) if chat else None
     else:
+      if prefix:
+        raise ValueError('prefix is for texts, and a line has "messages"')
       found = Dialogue([*begin, *inputs.messages], inputs.tools)
       text = str(found)
     yield Example(

@@ -56,6 +56,10 @@ def test_a_macro_that_a_file_uses():
   parse(binding, files=(*files, 'drafters/model.gin'))
 
 
+def test_no_macro_is_within_a_text():
+  parse(r'''INFER_OUTPUT_DIR = "it's \"x\" %FOO"''')
+
+
 @pytest.mark.parametrize('value', ['/data/model', 'model', 'gs://b/model', ''])
 def test_a_text_without_quotes(value):
   sentence = f'is no value for CHECKPOINT_PATH: .*=\'"{re.escape(value)}"\''

@@ -49,6 +49,8 @@ def test_messages(tmp_path):
   assert [each.inputs for each in found] == ['user', 'user']
   with pytest.raises(ValueError, match='system is for chat'):
     read(path, system='system')
+  with pytest.raises(ValueError, match='prefix is for texts'):
+    read(path, prefix='to de: ')
   for own in ({'chat': True}, {'prefix': 'summarize: '}):
     with pytest.raises(ValueError, match='prefix are for files'):
       tasks.find('lm1b', **own)
