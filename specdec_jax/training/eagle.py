@@ -153,10 +153,8 @@ def unroll(
   Parameters are in the config's dtype; `embedding`, `[V, embed]`, is of the
   target's tokens; `features` are `[B, T, k * target_embed]`.
   """
-  tokens, segments = (
-    batch['decoder_target_tokens'],
-    batch['decoder_segment_ids'],
-  )
+  tokens = batch['decoder_target_tokens']
+  segments = batch['decoder_segment_ids']
   # Step 0 sees what stands before in the same text: in segments [1, 1, 2],
   # position 2 sees itself alone.
   positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
@@ -169,16 +167,9 @@ def unroll(
   for i in range(num_steps):
     next_tokens = ahead(tokens, i + 1)
     rows = jnp.take(embedding, next_tokens, axis=0, mode='clip')
+    rows = rows.astype(config.dtype)
     begin = jnp.full(tokens.shape[0], i, jnp.int32)
-    after, *_ = apply(
-      params,
-      rows.astype(config.dtype),
-      hidden[-1],
-      nothing,
-      nothing,
-      begin,
-      mix,
-    )
+    after, *_ = apply(params, rows, hidden[-1], nothing, nothing, begin, mix)
     hidden.append(after)
   return hidden[1:]
 
@@ -247,6 +238,8 @@ def eagle_loss(
   likeliest token of that step was written; `alpha_1` to `alpha_N`, the mean
   alpha of each of `num_steps`; `coverage`, the target's mass on the tokens that
   can be drafted."""
+  if num_steps < 1:
+    raise ValueError(f'num_steps must be at least 1, got {num_steps}')
   target_config, target_params = read_target(target, config.dtype)
   head = head_of(target_config, target_params)
   sums_of = functools.partial(_loss_sums, config, decay=decay)
@@ -295,10 +288,8 @@ def eagle_loss(
 def _is_counted(batch: Batch, step: int) -> Array:
   """Marks, bool `[B, T]`, whether a step of drafting from a position has a
   loss. That begins behind the last token but one of a prompt."""
-  segments, weights = (
-    batch['decoder_segment_ids'],
-    batch['decoder_loss_weights'],
-  )
+  segments = batch['decoder_segment_ids']
+  weights = batch['decoder_loss_weights']
   # A draft from t begins with token t + 2: t + 1 is the pending token. Step i
   # drafts token t + i + 2, which has to be of the same text.
   is_first = (ahead(weights, 2) > 0) & (ahead(segments, 2) == segments)

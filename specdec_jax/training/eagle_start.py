@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specdec_jax.base import Array
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import Folders
+from specdec_jax.launch import processes
 from specdec_jax.models.drafting import eagle
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
@@ -106,11 +107,12 @@ def eagle_params(
     texts, config.vocab_size, num_parts=num_parts
   )
   ids, coverage = written_texts.most_frequent(counts, config.draft_vocab_size)
-  print(
-    f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
-    f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
-    flush=True,
-  )
+  if processes.is_first():
+    print(
+      f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
+      f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
+      flush=True,
+    )
   found, params = training.read_target(target, jnp.float32)
   return begun(config, rng_key, found, params, jnp.asarray(ids, jnp.int32))
 
@@ -156,9 +158,9 @@ def _norm_scale(config: LlamaConfig, params: ArrayTree, layer: int) -> Array:
 
 
 def _passing_the_last(kernel: Array, scale: Array) -> Array:
-  """Makes a kernel `[features, embed]` of joined features, of which the last,
-  that was normed with `scale`, passes as it was before that scale; of the
-  others little."""
+  """Returns the first kernel of `features_dense`, `[features, embed]`: the
+  identity divided by `scale` for the last feature, and a tenth of the drawn
+  `kernel` for the others."""
   dim = scale.size
   # Features are normed with `scale` before they come here, so the identity on
   # the last of them has to divide by it; where it is nearly 0, by a bit more.

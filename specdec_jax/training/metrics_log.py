@@ -28,9 +28,8 @@ def open_log(
   lines = [line for line in read_log(path) if line['step'] <= step]
 
   def write_all() -> None:
-    with replacing.file(path) as partial:
-      text = ''.join(json.dumps(line) + '\n' for line in lines)
-      partial.write_text(text, encoding='utf-8')
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
+    replacing.write_text(path, text)
 
   if path.is_file():
     write_all()

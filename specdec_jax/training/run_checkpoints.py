@@ -253,8 +253,7 @@ def _check_vocabulary(folder: Path, vocabulary: Path | None) -> None:
   digest = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
   path = folder / 'vocabulary.sha256'
   if not path.exists():
-    with replacing.file(path) as begun:
-      begun.write_text(f'{digest}\n', encoding='utf-8')
+    replacing.write_text(path, f'{digest}\n')
   elif (before := path.read_text(encoding='utf-8').strip()) != digest:
     raise ValueError(
       f'{folder} is of another vocabulary: {before[:12]} there and '

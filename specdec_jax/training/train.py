@@ -234,7 +234,7 @@ def _reporting(
           write = stack.enter_context(log)
           # Every binding that the run uses, defaults included.
           text = gin_launch.operative_config()
-          (folder / 'config.gin').write_text(text, encoding='utf-8')
+          replacing.write_text(folder / 'config.gin', text)
       if 'loss' in metrics:
         bar.advance(1)
         since.append(metrics)

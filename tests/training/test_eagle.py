@@ -14,6 +14,7 @@ import pytest
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
 from specdec_jax.data import written_texts
+from specdec_jax.launch import processes
 from specdec_jax.models import families
 from specdec_jax.models.drafting import eagle as network
 from specdec_jax.models.drafting.eagle import EagleConfig
@@ -344,7 +345,9 @@ def test_a_network_begins_near_its_target(texts):
   assert cosine(hidden, last * scale[None, None]).max() < 0.8
 
 
-def test_the_loss_of_a_batch_is_that_of_its_positions(texts):
+def test_the_loss_of_a_batch_is_that_of_its_positions(
+  texts, monkeypatch, capsys
+):
   """One by one: where drafting may begin, how far it stays in its text, and
   what the target says there."""
   target = str(texts / 'model')
@@ -353,14 +356,18 @@ def test_the_loss_of_a_batch_is_that_of_its_positions(texts):
   config = eagle_start.eagle_config(
     target=target, texts=str(texts / 'texts'), draft_vocab_size=64
   )
+  monkeypatch.setattr(processes, 'is_first', lambda: False)
   params = eagle_start.eagle_params(
     config, jax.random.key(0), target=target, texts=str(texts / 'texts')
   )
+  assert not capsys.readouterr().out
   dataset = written_texts.from_written_texts(
     str(texts / 'texts'), batch_size=2, length=64
   )
   batch = jax.tree.map(jnp.asarray, dataset.batch(0))
   batch['streams'] = batch['streams'].astype(jnp.float32)
+  with pytest.raises(ValueError, match='num_steps must be at least 1'):
+    eagle.eagle_loss(config, target=target, num_steps=0)
   loss_fn = eagle.eagle_loss(config, target=target, num_steps=2, decay=0.5)
   sums = jax.jit(lambda params: loss_fn(params, batch, None))(params)
 
