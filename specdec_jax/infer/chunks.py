@@ -2,7 +2,8 @@
 same in all processes, and decoded.
 
 `gamma='auto'` is chosen on the first examples of a run, which are decoded
-anyway, turn by turn with one of a few gammas: the fastest serves the rest.
+anyway, turn by turn with one of a few gammas: the fastest serves the rest. A
+turn is a few consecutive examples, all decoded with one gamma.
 """
 
 import collections

@@ -19,6 +19,7 @@ from specdec_jax.decoding.program import Refill
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import metrics
+from specdec_jax.theory import estimates
 
 _Example = TypeVar('_Example')
 
@@ -45,10 +46,10 @@ class Utilisation:
     self.num_row_runs += int(runs.sum())
 
   @property
-  def share(self) -> float:
+  def share(self) -> float | None:
     """Of all rows of all target runs, those that were not idle."""
     total = self.num_iterations * self.num_rows
-    return self.num_row_runs / total if total else float('nan')
+    return estimates.quotient(self.num_row_runs, total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Timed:
   seconds: float
 
   def figures(self) -> dict[str, float]:
-    """Returns rates by name, without those that are NaN."""
+    """Returns rates by name, without those of which nothing was counted."""
     rates = metrics.rates(self.statistics)
     num_rows = self.statistics.num_tokens.size
     figures: dict[str, Any] = {
@@ -71,8 +72,7 @@ class Timed:
       'alpha': rates.alpha,
       'row_utilisation': self.utilisation.share,
     }
-    known = {k: v for k, v in figures.items() if v is not None}
-    return {k: float(v) for k, v in known.items() if not np.isnan(v)}
+    return {k: float(v) for k, v in figures.items() if v is not None}
 
 
 def together(chunks: Sequence[Timed]) -> Timed:

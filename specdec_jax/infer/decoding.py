@@ -101,7 +101,7 @@ class Decoding(Options):
       if name.startswith('make_'):
         value, default = value(), default()
       if value != default:
-        raise ValueError(f'{name} {getattr(value, "__name__", value)} {reason}')
+        raise ValueError(f'{name} {value} {reason}')
 
   @property
   def batch_examples(self) -> int:

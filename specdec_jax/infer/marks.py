@@ -103,8 +103,8 @@ def write(path: Path, mark: Mark) -> None:
 
 
 def write_first(path: Path, mark: Mark) -> Mark:
-  """Marks a file, unless another host has in a bucket; returns the mark that
-  stands."""
+  """Marks a file, unless another host has in a bucket; returns the mark that is
+  now stored: this one, or the other host's earlier one."""
   is_first = replacing.create_text(path_of(path), mark.to_json())
   return mark if is_first else read(path) or mark
 

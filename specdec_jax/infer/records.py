@@ -134,7 +134,8 @@ def texts(
     read = [*layout.starts, *row.ids]
     if layout.is_encoder_decoder:
       read = [*row.ids, *layout.starts]
-    for text in np.atleast_1d(record['prediction']).tolist():
+    found = record['prediction']
+    for text in [found] if isinstance(found, str) else found:
       yield [*read, *encode(text, add_special_tokens=False), *ends]
 
 

@@ -41,8 +41,8 @@ def of_json_schema(schema: str) -> str:
 @functools.lru_cache(maxsize=64)
 def compiled(pattern: str, vocabulary: AnyVocabulary) -> base.Grammar:
   """The automaton of the texts that a regular expression matches as a whole, of
-  one row, without an axis for it: `classes` are of ids with a token, and class
-  0 comes nowhere.
+  one row, without an axis for it: `classes` has one entry per id of the
+  vocabulary; tokens of class 0 are allowed in no state.
 
   Raises:
     ValueError: if it is none, its tables would be larger than `MAX_BYTES`, or

@@ -107,10 +107,9 @@ def _with_eos_ids(
 def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   """Writes a vocabulary into a folder, from which `read` reads it."""
   folder = user_path(folder)
-  settings: dict[str, object]
   if isinstance(vocabulary, SentencePieceVocabulary):
     (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
-    settings = {
+    config: dict[str, object] = {
       'tokenizer_class': 'T5Tokenizer',
       'extra_ids': vocabulary.extra_ids,
       **vocabulary.roles,
@@ -126,10 +125,10 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
     if vocabulary.tool_template is not None:
       named = {'default': template, 'tool_use': vocabulary.tool_template}
       template = [{'name': k, 'template': v} for k, v in named.items() if v]
-    settings = {**vocabulary.roles, 'chat_template': template}
+    config = {**vocabulary.roles, 'chat_template': template}
     eos_ids = list(vocabulary.eos_ids)
     _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
-  _write_json(folder / _SETTINGS, settings)
+  _write_json(folder / _SETTINGS, config)
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:
