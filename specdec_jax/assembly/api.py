@@ -25,7 +25,6 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import Choice, by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.running import DecodeSettings
-from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache
 from specdec_jax.launch.spelling import did_you_mean
@@ -107,16 +106,16 @@ def load(
   )
   draft = None
   if draft_model is not None:
-    name, dtype = os.fspath(draft_model), draft_dtype or dtype
-    draft = Model(checkpoint=name, vocabulary=words, dtype=dtype)
+    draft = Model(
+      checkpoint=os.fspath(draft_model),
+      vocabulary=words,
+      dtype=draft_dtype or dtype,
+    )
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
-  own = {
-    name: options.pop(name) for name in sampling_lib.NAMES if name in options
-  }
-  own |= {'temperature': temperature, 'top_k': top_k}
-  own |= {'top_p': top_p, 'min_p': min_p}
-  sampling = Sampling(**option_fields.plain(own))
+  sampling = sampling_lib.taken(
+    options, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+  )
   options = option_fields.plain(options)
   drafter, rule = choices(drafter, draft, verification, options)
   return decoder_lib.build(

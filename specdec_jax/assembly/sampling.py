@@ -8,7 +8,7 @@ import numpy as np
 
 from specdec_jax import base, logits
 from specdec_jax.assembly import constraints, processing
-from specdec_jax.assembly.option_fields import field_names, option
+from specdec_jax.assembly.option_fields import field_names, option, plain
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
 from specdec_jax.launch.numbers import fraction, number, positive_int, share
@@ -123,6 +123,13 @@ class Sampling(Options):
           f'{name} {value:g} changes nothing at temperature 0: give a '
           'temperature above 0, or leave it out'
         )
+
+
+def taken(options: dict[str, Any], **own: Any) -> Sampling:
+  """Makes a sampling of its `own` fields and of those that it takes out of
+  `options`; raises as `Sampling`."""
+  own |= {name: options.pop(name) for name in NAMES if name in options}
+  return Sampling(**plain(own))
 
 
 def of_rows(samplings: Sequence[Sampling], num_rows: int) -> base.Sampling:

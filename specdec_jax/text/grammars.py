@@ -106,9 +106,12 @@ def _speller(vocabulary: AnyVocabulary) -> Callable[[str], bytes]:
   added: dict[str, bytes] = {}
   decoder = '"ByteFallback" "Metaspace"'  # SentencePiece's own.
   if tokenizer is not None:
-    parts = json.loads(tokenizer.to_str())
+    # One of another package need not say how it spells.
+    said = tokenizer.to_str() if hasattr(tokenizer, 'to_str') else '{}'
+    parts = json.loads(said)
     decoder = json.dumps(parts.get('decoder'))
-    added = {x['content']: x['content'].encode() for x in parts['added_tokens']}
+    tokens = [x['content'] for x in parts.get('added_tokens', ())]
+    added = {token: token.encode() for token in tokens}
   if '"ByteLevel"' in decoder:
     table = _byte_of_character()
     return lambda token: added.get(token) or bytes(table[c] for c in token)

@@ -217,6 +217,36 @@ def test_rollouts_follow_the_trainers_weights():
   assert own.unsafe_buffer_pointer() == kernel.unsafe_buffer_pointer()
 
 
+def test_a_policy_that_drafts_for_itself_drafts_with_its_new_weights():
+  model, texts = toy_tunix.make('qwen3'), toy_tunix.prompts(4, longest=8)
+  rollout = engine(model, drafter='quantized', bits=8, gamma=3)
+  for seed in (0, 1):
+    toy_tunix.randomize(model, seed)
+    rollout.generate(texts, Config(**GREEDY))
+    assert rollout.timed.figures()['tokens_per_target_run'] > 2
+
+
+def test_prompts_with_padding_are_refused(model):
+  tokenizer = toy_tunix.Tokenizer()
+  tokenizer.pad_id = lambda: tokenizer.encode('c')[0]
+  rollout = ours.SpeculativeRollout(model, tokenizer)
+  with pytest.raises(ValueError, match='prompt 2 has the padding token 4'):
+    rollout.generate(['ab', 'abc'], Config())
+
+
+def test_options_of_texts_and_those_that_a_tokenizer_lacks(model):
+  load = functools.partial(ours.load, model, toy_tunix.Tokenizer(), gamma=2)
+  decoder = load(repetition_penalty=1.5)
+  [found] = specdec_jax.generate(decoder, ['ab'], max_new_tokens=6)
+  told = {'repetition_penalty': 1.5, 'max_new_tokens': 6}
+  [expected] = specdec_jax.generate(load(), ['ab'], **told)
+  assert found.tokens == expected.tokens
+  with pytest.raises(ValueError, match='chat template'):
+    specdec_jax.generate(decoder, ['ab'], chat=True)
+  with pytest.raises(ValueError, match='how tokens are spelled'):
+    specdec_jax.generate(decoder, ['ab'], regex='a*')
+
+
 def test_seeds_and_several_samples(model):
   rollout = engine(model, drafter='prompt_lookup', batch_size=4)
   texts = ['abc'] * 6
@@ -292,4 +322,10 @@ def test_refused_arguments(model):
     engine(model, gama=3)
   with pytest.raises(ValueError, match='auto'):
     engine(model, gamma='auto')
+  with pytest.raises(ValueError, match='leave dtype, top_k, typical_p out'):
+    engine(model, top_k=5, typical_p=0.5, dtype='float32')
+  with pytest.raises(ValueError, match='no prompts'):
+    engine(model).generate([], Config())
+  with pytest.raises(ValueError, match='nothing is known of a'):
+    engine(model).generate(['a'], Config(), a=1)
   assert engine(model)._decoder.drafter.gamma == 8

@@ -12,13 +12,13 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
 from specdec_jax.assembly import api, lengths
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
-from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params
 from specdec_jax.integrations.tunix import networks
 from specdec_jax.models import layers
@@ -36,6 +36,7 @@ class TunixVocabulary:
   vocab_size: int
   eos_ids: tuple[int, ...]
   chat_template: None = None
+  encode_chat = vocabularies.encode_chat
   pieces = vocabularies.text_pieces
 
   @property
@@ -101,6 +102,9 @@ def load(
     draft = Model(checkpoint='draft_model', sizes=sizes)
     own = weights(draft_model, sizes)
     drafter = drafter or 'model'
+  sampling = sampling_lib.taken(
+    options, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+  )
   chosen, rule = api.choices(drafter or 'suffix', draft, verification, options)
   if isinstance(chosen.length, Auto) and chosen.length.usual is None:
     # It is measured on files and kept by their digests.
@@ -109,9 +113,6 @@ def load(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,
     eos_ids=(int(tokenizer.eos_id()),),
-  )
-  sampling = Sampling(
-    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
   )
   sampling.check_is_used()
   seen = Target(

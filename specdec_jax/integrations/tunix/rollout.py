@@ -16,7 +16,7 @@ from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Prompt
+from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding.program import Program, Refill
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.drafters import Pool
@@ -61,7 +61,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     **options: Any,
   ):
     """Takes what Tunix passes to an engine, and by keyword how to draft: as
-    `decoders.load`, which says what is raised.
+    `decoders.load`, which says what is raised, without its `dtype` and what
+    says how to sample.
 
     Both models stay on the mesh as Tunix splits them, and rows are split over
     it, see `meshes.of`; `rollout_config` counts for its `data_type`. Of more
@@ -69,6 +70,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     None decodes all of a call at once. There are as many rows as the mesh
     divides, the last ones idle.
     """
+    if told := sorted({*sampling_lib.NAMES, 'dtype'} & {*options}):
+      raise ValueError(
+        f'rollouts follow their RolloutConfig: leave {", ".join(told)} out'
+      )
     if batch_size is not None and batch_size < 1:
       raise ValueError(f'batch_size should be at least 1, got {batch_size}')
     config = RolloutConfig() if rollout_config is None else rollout_config
@@ -108,18 +113,25 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     prompts longer than `max_prompt_length`. `seed` None takes other draws in
     each call; with one, draws also depend on what 'suffix' has remembered.
     `logprobs` are of the policy at the temperature, 1 if that is 0.
-    ValueError for a setting that is not followed, a prompt without tokens, or
-    logits that are not numbers.
+    ValueError for a setting that is not followed, a prompt without tokens or
+    with padding, or logits that are not numbers.
     """
     sampling = checked(rollout_config)
-    if not prompts or kwargs:
-      raise ValueError(f'nothing is known of {sorted(kwargs)}, or no prompts')
+    if not prompts:
+      raise ValueError('there are no prompts')
+    if kwargs:
+      raise ValueError(f'nothing is known of {", ".join(sorted(kwargs))}')
     self._read_weights()
     encode = self._decoder.vocabulary.encode
     rows = [encode(prompt) for prompt in prompts]
     for number, row in enumerate(rows, start=1):
       if not row:
         raise ValueError(f'prompt {number} has no tokens')
+      if self.pad_id() in row:
+        raise ValueError(
+          f'prompt {number} has the padding token {self.pad_id()}, which Tunix '
+          'hides from the others: give the tokenizer another pad_token'
+        )
     with jax.set_mesh(self._mesh):
       outputs = self._decode(rows, rollout_config, sampling)
     # Prompts with what was decoded after them, without padding.
@@ -209,9 +221,14 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     leaves = _leaves(self._model)
     if all(a is b for a, b in zip(leaves, self._read, strict=True)):
       return
-    own = decoders.weights(self._model, self._decoder.config)
-    params = self._decoder.params._replace(target=own)
-    self._decoder = dataclasses.replace(self._decoder, params=params)
+    target = decoders.weights(self._model, self._decoder.config)
+    drafter = self._decoder.params.drafter
+    if not isinstance(drafter, Pool):
+      # One that drafts with the policy's weights follows them too.
+      drafter = self._decoder.drafting.join(target, drafter)
+    params = Params(target=target, drafter=drafter)
+    decoder = dataclasses.replace(self._decoder, params=params)
+    self._decoder = meshes.placed(decoder, self._mesh)
     self._read = leaves
 
   def _eos_ids(self, config: RolloutConfig) -> tuple[int, ...]:
