@@ -324,5 +324,9 @@ def stream(
   decoder = auto_gamma.settled(
     running.decoder_for(decoder, batch), batch, settings
   )
-  iterations = running.start_iterations(decoder, batch, settings)
+  params, (prefill, *loop) = running.compiled(
+    decoder, batch, settings, running.parts
+  )
+  state = prefill(params, *running.placed(batch, settings))
+  iterations = running.iterations(decoder, params, loop, state, batch)
   return Stream(completions.pieces(decoder, batch, iterations))

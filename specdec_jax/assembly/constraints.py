@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from specdec_jax import base
-from specdec_jax.assembly.option_fields import field_names, option
+from specdec_jax.assembly.option_fields import option
 from specdec_jax.files.paths import user_path
 from specdec_jax.text import grammars
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -25,9 +25,6 @@ class Constraint:
   json_schema: Mapping[str, object] | str | None = option(
     None, 'give only JSON of this schema, which is a file or a text', type=str
   )
-
-
-NAMES = tuple(field_names(Constraint))
 
 
 def check(constraint: Constraint) -> None:

@@ -61,8 +61,6 @@ class Decoder:
   method: Method
   params: Params = dataclasses.field(repr=False)
   exact_bits: bool = False
-  # Filled in use: compiled programs, gammas chosen by batch size, and decoders
-  # made by `at` and `sampled`.
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
     default_factory=dict, repr=False
   )
@@ -119,8 +117,10 @@ class Decoder:
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a given gamma that does not vary; for 0 without
     a drafter and its weights, with `exact_bits` as wide as this one. It is made
-    once, for what it has compiled. TypeError for what is no integer."""
-    gamma = operator.index(gamma)
+    once, for what it has compiled. TypeError for what is no integer, and
+    ValueError above 0 for plain decoding."""
+    if (gamma := operator.index(gamma)) and isinstance(self.choice, NoDrafter):
+      raise ValueError('plain decoding has no gamma: ask the one that drafts')
     if gamma not in self.others and self.exact_bits and not gamma:
       method = exact_bits_lib.plain(self.method)
       self.others[gamma] = self._uncompiled(choice=NoDrafter(), method=method)

@@ -90,8 +90,8 @@ class Auto:
   """A fixed gamma that is measured, or was by an earlier run.
 
   Attributes:
-    gammas: what is tried, ascending: 0, and others of which each divides the
-      next, all plus 1.
+    gammas: what is tried, ascending: 0, then others; best if each gamma + 1
+      divides the next one's (1, 4, 12, 24).
     usual: the gamma where none may be measured; None if 'auto' was given by
       name, which is refused there.
   """

@@ -1,7 +1,7 @@
 """Packs texts in batches, with what each text is told beside its prompt."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,12 @@ from specdec_jax.text.prompts import Batch, Text
 
 # Settings whose value for a single text is a list, nested so many times.
 _DEPTHS = {
-  **{'stop': 1, 'suppress_tokens': 1, 'begin_suppress_tokens': 1},
-  **{'forced_eos_token_id': 1, 'forced_decoder_ids': 2, 'bad_words_ids': 2},
+  'stop': 1,
+  'suppress_tokens': 1,
+  'begin_suppress_tokens': 1,
+  'forced_eos_token_id': 1,
+  'forced_decoder_ids': 2,
+  'bad_words_ids': 2,
   'sequence_bias': 3,
 }
 
@@ -33,8 +37,12 @@ def by_text(
     name: value
     for name, value in given.items()
     if _depth(value) > _DEPTHS.get(name, 0)
-    # No list that is a value of one text has None in it.
-    or (isinstance(value, list) and None in value and len(value) == num_texts)
+    # No list that is a value of one text has these in it.
+    or (
+      isinstance(value, list)
+      and len(value) == num_texts
+      and any(isinstance(x, Mapping | None) for x in value)
+    )
   }
   for name, value in lists.items():
     if len(value) != num_texts:
@@ -43,7 +51,7 @@ def by_text(
         'one for each'
       )
   of_all = {name: x for name, x in given.items() if name not in lists}
-  # `max_new_tokens` has no value for 'not given'.
+  # `DecodeSettings` needs a number; each text's own replaces this 1.
   of_all.setdefault('max_new_tokens', 1)
   if not lists:
     return of_all, []

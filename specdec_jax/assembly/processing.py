@@ -1,4 +1,4 @@
-"""What changes logits by the text before them: from users' words to arrays."""
+"""Logits processors: checks users' options and packs them in arrays."""
 
 import dataclasses
 import math

@@ -292,16 +292,6 @@ def parts(program: Program) -> Sequence[Part]:
   return [program.prefill, *program.stepwise(recording.gather)]
 
 
-def start_iterations(
-  decoder: Decoder, batch: Batch, settings: DecodeSettings
-) -> Iterations:
-  """Compiles what decodes a batch, and prefills it; the generator that it
-  returns yields each step's records."""
-  params, (prefill, *loop) = compiled(decoder, batch, settings, parts)
-  state = prefill(params, *placed(batch, settings))
-  return iterations(decoder, params, loop, state, batch)
-
-
 def iterations(
   decoder: Decoder,
   params: Params,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax import base, logits
-from specdec_jax.assembly import constraints, processing
+from specdec_jax.assembly import processing
 from specdec_jax.assembly.option_fields import field_names, option, plain
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
@@ -48,7 +48,7 @@ class Drawing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Processing, Drawing):
-  """How tokens are drawn, as every entry point takes it."""
+  """How tokens are drawn, as users say it: unchecked, None if unsaid."""
 
 
 NAMES = tuple(field_names(Options))
@@ -73,15 +73,13 @@ def overriding(own: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(Options):
-  """`Options`, checked."""
+  """How tokens are drawn: `Options`, checked."""
 
   def __post_init__(self):
     # A macro of gin is often a string by mistake, and `'0.5' < 1` would raise
     # TypeError.
-    for name, value in vars(self).items():
-      is_drawn = name in ('temperature', *LIMITS)
-      wrong = _NO_NUMBERS if is_drawn else str
-      if isinstance(value, wrong) and name not in constraints.NAMES:
+    for name in ('temperature', *LIMITS):
+      if isinstance(value := getattr(self, name), _NO_NUMBERS):
         raise ValueError(f'{name} must be a number, got {value!r}')
     self.to_probs(1)  # Raises where a value is out of range.
     processing.check(self)

@@ -109,13 +109,18 @@ def _successors(
   return successors, probs
 
 
-def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """Reads the tokens of a text file; ValueError if it is no text, or empty."""
+def tokens_of_file(
+  path: str, vocabulary: AnyVocabulary, *, option: str
+) -> np.ndarray:
+  """Reads the tokens of the text file that an option names; ValueError, which
+  names the option, if it cannot be read, is no text, or is empty."""
   try:
     text = user_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8 text') from error
+    raise ValueError(f'{option}: {path} is not UTF-8 text') from error
+  except (OSError, ValueError) as error:
+    raise ValueError(f'{option}: {error}') from error
   tokens = vocabulary.encode(text, add_special_tokens=False)
   if not tokens:
-    raise ValueError(f'{path} holds no text')
+    raise ValueError(f'{option}: {path} holds no text')
   return np.asarray(tokens, np.int32)

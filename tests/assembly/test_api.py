@@ -20,6 +20,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import from_flags
+from specdec_jax.data import ngram_counts
 from specdec_jax.drafters import schedules
 from specdec_jax.measure import trials
 from specdec_jax.text import vocabularies
@@ -204,6 +205,12 @@ def test_some_texts_may_have_none_of_a_setting_that_is_a_list(decoder):
   # What a program makes of a table, though nothing stands in it.
   same = generate(decoder, texts, bad_words_ids=[None, None])
   assert same[0].tokens == found[1].tokens
+  # Mappings may be listed, too, though a value of one text is a list as well.
+  token = found[1].tokens[0]
+  biases = [{(token,): -100.0}, {(token,): 0.0}]
+  biased = generate(decoder, texts, sequence_bias=biases)
+  assert token not in biased[0].tokens
+  assert biased[1].tokens == found[1].tokens
 
 
 @pytest.mark.parametrize(
@@ -227,6 +234,7 @@ def test_some_texts_may_have_none_of_a_setting_that_is_a_list(decoder):
     ({'no_repeat_ngram_size': 2.0}, 'no_repeat_ngram_size.*2.0'),
     ({'suppress_tokens': [99_999]}, '99999'),
     ({'suppress_tokens': [-1]}, 'suppress_tokens.*-1'),
+    ({'suppress_tokens': '[5]'}, r"suppress_tokens .*list.*got '\[5\]'"),
     ({'bad_words_ids': [[]]}, 'bad_words_ids'),
     ({'logit_bias': {'a': 1.0}}, "logit_bias.*'a'"),
     ({'logit_bias': {5: float('inf')}}, 'logit_bias.*inf'),
@@ -451,7 +459,9 @@ def test_a_stream_is_of_one_text(decoder):
       'greedy.*temperature 0, got 1.0',
     ),
     ({'drafter': 'ngram'}, 'ngram needs ngram_text'),
-    ({'drafter': 'ngram', 'ngram_text': 'nowhere'}, 'text.*nowhere'),
+    ({'drafter': 'ngram', 'ngram_text': 'nowhere'}, 'ngram_text.*nowhere'),
+    ({'drafter': 'suffix', 'suffix_text': 'nowhere'}, 'suffix_text.*nowhere'),
+    ({'drafter': 'grammar', 'gamma': 0}, 'gamma.*0'),
     ({'top_k': 3}, 'top_k 3 .*temperature 0'),
     ({'gamma': 'atuo'}, "'atuo'.*'auto'"),
     ({'max_ngram': 2.5}, 'max_ngram is 2.5, expected int'),
@@ -652,6 +662,30 @@ def test_who_does_not_remember_says_so(folder, decoder):
   for token in (-1, 10**6):
     with pytest.raises(ValueError, match='text 2 has ids'):
       forgetful.remember([[1], [2, token]])
+
+
+def test_a_text_is_read_once_for_all_gammas(folder, tmp_path, monkeypatch):
+  (tmp_path / 'text').write_text('the in ab')
+  read, paths = ngram_counts.tokens_of_file, []
+  monkeypatch.setattr(
+    ngram_counts,
+    'tokens_of_file',
+    lambda path, *args, **names: (
+      paths.append(path) or read(path, *args, **names)
+    ),
+  )
+  made = specdec_jax.load(
+    folder, drafter='suffix', suffix_text=tmp_path / 'text'
+  )
+  pools = {id(each.params.drafter) for each in (made, made.at(3), made.sampled)}
+  assert (len(paths), len(pools)) == (1, 1)
+
+
+def test_plain_decoding_has_no_gamma(decoder):
+  plain = decoder.at(0)
+  assert plain.at(0).drafter.gamma == 0
+  with pytest.raises(ValueError, match='no gamma'):
+    plain.at(4)
 
 
 def test_all_gammas_have_what_is_remembered(folder):

@@ -23,8 +23,7 @@ class BlockHeads:
     if isinstance(self.gamma, int):
       return lengths.of(gamma=self.gamma)
     num_heads = self._config().gamma
-    # All heads, a half and a quarter: each count plus 1 divides the next. Of 7
-    # heads these are 1, 3 and 7.
+    # All heads, about a half and a quarter: of 7 heads 1, 3 and 7.
     tried = {(num_heads + 1) // part - 1 for part in (1, 2, 4)}
     return lengths.of(
       gamma=self.gamma, usual=num_heads, tried=sorted(tried - {0, -1})

@@ -16,7 +16,7 @@ class GrammarDrafter:
 
   @property
   def length(self) -> lengths.Length:
-    return lengths.of(gamma=self.gamma or 8)
+    return lengths.of(gamma=8 if self.gamma is None else self.gamma)
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     silent = drafters.none(lengths.fixed(length))

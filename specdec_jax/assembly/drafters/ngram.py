@@ -28,10 +28,9 @@ class NGram:
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     if target.vocabulary is None:
       raise ValueError('a dry run counts no text: leave the n-gram drafter out')
-    try:
-      tokens = ngram_counts.tokens_of_file(self.ngram_text, target.vocabulary)
-    except (OSError, ValueError) as error:
-      raise ValueError(f'ngram_text: {error}') from error
+    tokens = ngram_counts.tokens_of_file(
+      self.ngram_text, target.vocabulary, option='ngram_text'
+    )
     sampling = target.sampling
     drafter = drafters.ngram(
       ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size),

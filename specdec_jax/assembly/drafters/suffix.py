@@ -1,6 +1,7 @@
 """Copies from earlier outputs and from the context, as a choice."""
 
 import dataclasses
+import functools
 
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
@@ -27,10 +28,17 @@ class Suffix:
     return lengths.of(gamma=self.gamma, usual=8, tried=(3, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
-    pool = text_pool.empty(self.pool_size)
-    # A dry run has no vocabulary, and reads nothing.
-    if self.suffix_text and target.vocabulary is not None:
-      text = ngram_counts.tokens_of_file(self.suffix_text, target.vocabulary)
-      pool = text_pool.remember(pool, [text.tolist()])
+    # Made when it is asked for: decoders of other gammas share the first one's.
+    @functools.cache
+    def pool() -> drafters.Pool:
+      made, path = text_pool.empty(self.pool_size), self.suffix_text
+      # A dry run has no vocabulary, and reads nothing.
+      if not path or target.vocabulary is None:
+        return made
+      text = ngram_counts.tokens_of_file(
+        path, target.vocabulary, option='suffix_text'
+      )
+      return text_pool.remember(made, [text.tolist()])
+
     drafter = drafters.suffix(gamma=lengths.fixed(length))
-    return Drafting(drafter=drafter, join=lambda target, own: pool)
+    return Drafting(drafter=drafter, join=lambda target, own: pool())

@@ -84,7 +84,7 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
   None if no gin file names it."""
   import gin
 
-  # References are resolved in a second call, whose errors are their own.
+  # Unknown to gin is no error; a reference that cannot be resolved is.
   try:
     gin.get_bindings(configurable, resolve_references=False)
   except ValueError:

@@ -58,8 +58,8 @@ class Settings(Options):
       raise ValueError(
         'gamma auto measures batches, of which T5X has one: give a number'
       )
-    if self.regex or self.json_schema:
-      raise ValueError('regex and json_schema need a vocabulary, and T5X none')
+    if self.regex or self.json_schema or self.drafter == 'grammar':
+      raise ValueError('grammars need a vocabulary, and T5X none')
     judge = self.rule.judge(self.sampling)
     if is_plain and not judge.is_lossless:
       raise ValueError(
