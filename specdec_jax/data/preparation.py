@@ -57,17 +57,14 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
   """
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
-      keys = {'inputs', 'targets', 'text'}.intersection(record)
-      if keys == {'text'}:
-        yield None, text_lines.text_under(record, 'text', place)
-        continue
-      if keys != {'inputs', 'targets'}:
+      keys = [key for key in ('inputs', 'targets', 'text') if key in record]
+      if keys not in (['inputs', 'targets'], ['text']):
         raise ValueError(
           f'{place} needs the strings "inputs" and "targets", or "text" alone; '
           f'{text_lines.keys_of(record)}'
         )
-      source = text_lines.text_under(record, 'inputs', place)
-      yield source, text_lines.text_under(record, 'targets', place)
+      found = [text_lines.text_under(record, key, place) for key in keys]
+      yield found[0] if found[1:] else None, found[-1]
     return
   for place, line in text_lines.read(path):
     if path.suffix == '.txt':

@@ -535,7 +535,7 @@ def test_where_the_end_ids_come_from(folder):
   change_json(folder / 'generation_config.json', eos_token_id=[2, 0])
   assert read() == (2, 0)
   change_json(folder / 'generation_config.json', eos_token_id=[2, 999])
-  with pytest.raises(ValueError, match=r'is \[2, 999\]'):
+  with pytest.raises(ValueError, match='eos_token_id 999'):
     read()
 
 

@@ -202,19 +202,16 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   if not eos_ids and 'eos_token' in roles:
     eos_id = tokenizer.token_to_id(roles['eos_token'])
     eos_ids = () if eos_id is None else (eos_id,)
-  found = Vocabulary(
+  for token_id in eos_ids:
+    if tokenizer.id_to_token(token_id) is None:
+      raise ValueError(f'{folder}: eos_token_id {token_id} is of no token')
+  return Vocabulary(
     tokenizer=tokenizer,
     eos_ids=eos_ids,
     roles=roles,
     chat_template=templates.get('default'),
     tool_template=templates.get('tool_use'),
   )
-  if max(eos_ids, default=-1) >= found.vocab_size:
-    raise ValueError(
-      f'{folder}: eos_token_id is {list(eos_ids)}, and {path.name} has '
-      f'{found.vocab_size} tokens'
-    )
-  return found
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:

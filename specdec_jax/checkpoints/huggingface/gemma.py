@@ -111,10 +111,7 @@ def _softcap(values: Settings, key: str, default: float) -> float:
   """Returns a bound; 0, as null is, for none."""
   if key in values.values and not values.has(key):
     return 0.0
-  bound = values.number(key, default)
-  if bound < 0 or (values.has(key) and not bound):
-    values.refuse(key, 'a number above 0, or null')
-  return bound
+  return values.positive(key) if values.has(key) else default
 
 
 def _windows(
