@@ -17,7 +17,10 @@ def test_choices_are_compared_with_the_best_and_with_plain_decoding():
   assert found['of_plain_with_measuring'] == pytest.approx(1 / 1.02)
 
 
-def test_a_setting_that_was_measured_is_not_measured_again(tmp_path, capsys):
+def test_a_setting_that_was_measured_is_not_measured_again(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setattr(experiment, 'measure', None)
   speeds = {str(gamma): speed for gamma, speed in SPEEDS.items()}
   found = {'chosen': [5], 'best': 4, 'measured_again': speeds}
   found |= experiment.compared(SPEEDS, 4, [5])
