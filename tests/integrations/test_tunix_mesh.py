@@ -217,7 +217,10 @@ def test_axes(names, shape, expected):
 
 
 class Padded(toy_tunix.Tokenizer):
-  """With padding that has an embedding, since it is trained on."""
+  """With padding that has an embedding, since it is trained on, and no BOS."""
+
+  def bos_id(self) -> int:
+    return 0
 
   def pad_id(self) -> int:
     return 1
