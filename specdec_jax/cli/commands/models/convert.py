@@ -76,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
     config = formats.read_config(source, dtype, args.config)
     if bits and families.only_drafts(config):
       raise ValueError('--weights is for whole models, this one only drafts')
-    params = formats.read_params(source, config)
-    params = quantized.packed(params, bits) if bits else params
+    # What is only written has no need of an accelerator.
+    with formats.on_host():
+      params = formats.read_params(source, config)
+      params = quantized.packed(params, bits) if bits else params
     num_rows = getattr(config, 'vocab_size', None)
     vocabulary = None
     if not families.of(config).has_vocabulary:
