@@ -46,7 +46,7 @@ _ORDER = {
     *('predictions', 'adaptive', 'figures'),
   ),
   'trees': ('ranks', 'speed', 'accelerators'),
-  'xia2023': ('main', 'block_size', 'drafters', 'verification'),
+  'xia2023': ('main', 'block_size', 'drafters', 'verification', 'positions'),
 }
 _HEAD = '# Results\n'
 _READING = """\

@@ -12,7 +12,9 @@ from experiments.report import Cells
 from experiments.xia2023 import ways
 from experiments.xia2023.ways import Pair
 from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.rules import TopBeta
+from specdec_jax.base import Context, Prompt
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.text.prompts import Batch
 from specdec_jax.trace.recording import Record
@@ -20,6 +22,7 @@ from specdec_jax.trace.recording import Record
 # The cached and the teacher-forced pass round differently; a token this close
 # to a limit, in nats, is not held against a rule.
 TOLERANCE = 1e-3
+_NUM_CUTS = 4
 RELAXED = {'top-3 tau 1': (3, 1.0), 'top-5 tau 3': (5, 3.0)}
 
 
@@ -48,6 +51,44 @@ def checks(pair: Pair, name: str, gamma: int, batch_size: int) -> list[Cells]:
       _row(f'{rule}: correction is top-1', len(rows), num_corrections, wrong),
     ]
   return table
+
+
+def right_by_position(
+  pair: Pair, made: Decoder, texts: list[list[int]], batch_size: int
+) -> list[float]:
+  """Returns how often a drafter's guess is the text's token, by position; the
+  texts have a start token, and each is cut at `_NUM_CUTS` places."""
+
+  @jax.jit
+  def draft(prompt: Prompt, context: Context) -> jax.Array:
+    own = made.params.drafter
+    keys = jax.random.split(jax.random.key(0), batch_size)
+    state = made.drafter.init(own, prompt, pair.max_len)
+    guesses, _ = made.drafter.propose(own, keys, context, state)
+    return guesses.tokens
+
+  random = np.random.default_rng(0)
+  gamma = made.drafter.gamma
+  right, asked = np.zeros(gamma), np.zeros(gamma)
+  batches = common.batches(pair.layout, pair.rows, batch_size)
+  for i, (prompt, part) in enumerate(batches):
+    tokens = np.zeros((batch_size, pair.max_len + gamma), np.int32)
+    ends = np.ones(batch_size, int)
+    for row, ids in enumerate(texts[i * batch_size :][: len(part)]):
+      tokens[row, : len(ids)], ends[row] = ids, len(ids)
+    for _ in range(_NUM_CUTS):
+      # Between the start token and the end: of 1 + 3 tokens, after 1, 2 or 3.
+      cuts = 1 + np.floor(random.random(batch_size) * (ends - 1)).astype(int)
+      lengths, known = cuts.astype(np.int32), tokens[:, : pair.max_len]
+      guesses = np.asarray(
+        draft(prompt, Context(tokens=known, lengths=lengths))
+      )
+      block = cuts[:, None] + np.arange(gamma)
+      is_text = block < ends[:, None]
+      is_right = guesses == np.take_along_axis(tokens, block, axis=1)
+      right += (is_right & is_text).sum(0)
+      asked += is_text.sum(0)
+  return (right / np.maximum(asked, 1)).tolist()
 
 
 def _strict_is_greedy(

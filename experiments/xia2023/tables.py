@@ -112,6 +112,26 @@ def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
   return table
 
 
+def positions_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """Shares of right guesses by position of a block, in the target's own texts.
+
+  Each text is cut at a few places, drawn evenly, and each Spec-Drafter fills
+  the block behind: all positions count, whether or not those before are right.
+  """
+  texts = _wholes(pair, {GREEDY: ways.greedy(pair)}, settings.batch_size)
+  table = []
+  for name in pair.drafters:
+    if name == HEADS:  # They read the target's states.
+      continue
+    made = ways.decoder(pair, name, settings.gamma, ways.RULES['strict'])
+    shares = checks.right_by_position(
+      pair, made, texts[GREEDY].ids, settings.batch_size
+    )
+    by_place = {f'position {i}': each for i, each in enumerate(shares, 1)}
+    table.append({'drafter': name, **by_place})
+  return table
+
+
 def behaviour_table(pair: Pair, settings: Settings) -> list[Cells]:
   """BLEU of each output against the target's own, greedy and by beam: how much
   of its behaviour a way keeps. Strict speculation keeps all of greedy's."""
@@ -148,7 +168,7 @@ def checks_table(pair: Pair, settings: Settings) -> list[Cells]:
 
 
 # They compare texts, which rounding may change where two tokens are as likely.
-EXACT = {'behaviour', 'checks'}
+EXACT = {'behaviour', 'positions', 'checks'}
 TABLES: dict[str, tuple[str, Callable[[Pair, Settings], list[Cells]]]] = {
   'main': ('Main table', main_table),
   'block_size': ('Block size', block_size_table),
@@ -156,6 +176,7 @@ TABLES: dict[str, tuple[str, Callable[[Pair, Settings], list[Cells]]]] = {
   'verification': ('Verification', verification_table),
   'batch': ('Batch size: latency against throughput', batch_table),
   'behaviour': ("The target's behaviour", behaviour_table),
+  'positions': ('Right guesses by position', positions_table),
   'checks': ('Promises', checks_table),
 }
 

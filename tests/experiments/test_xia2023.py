@@ -6,16 +6,18 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments import common
 from experiments.xia2023 import __main__ as xia2023
-from experiments.xia2023 import tables, ways
+from experiments.xia2023 import checks, tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
 from experiments.xia2023.ways import HEADS
 from specdec_jax.assembly.drafters import BlockHeads
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import TopBeta
+from specdec_jax.base import Draft
 from specdec_jax.checkpoints import orbax
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
@@ -93,6 +95,28 @@ def test_the_main_table_says_what_an_iteration_costs(pair):
     assert row['tokens per iteration'] >= 1
     assert row['cost per iteration'].endswith(('wins', 'loses'))
   assert rows['strict']['paper: tokens'] == '6.41 (S)'
+
+
+def test_right_guesses_are_counted_by_position(pair):
+  """Of a drafter that knows one position and, in some texts, the next."""
+  [row] = tables.positions_table(pair, SETTINGS)
+  assert list(row) == ['drafter', *(f'position {i}' for i in (1, 2, 3))]
+  made = ways.decoder(pair, FULL, 3, ways.RULES['strict'])
+
+  def propose(params, keys, context, state):
+    # Token i of a text is 10 + i, but for the last one.
+    tokens = context.lengths[:, None] + jnp.array([[10, 11, 0]])
+    return Draft(tokens=tokens, probs=None, lengths=context.lengths), state
+
+  method = dataclasses.replace(
+    made.method, drafter=made.drafter._replace(propose=propose)
+  )
+  made = dataclasses.replace(made, method=method)
+  texts = [[0, 11, 12, 13, 14], [0, 11, 12, 13, 1], [0, 11, 12, 13, 1]]
+  first, second, third = checks.right_by_position(pair, made, texts, 2)
+  assert 0.5 < second < first < 1
+  assert third == 0
+  assert checks.right_by_position(pair, made, texts[:1] * 3, 2)[:2] == [1, 1]
 
 
 def test_promises_are_kept_by_an_untrained_drafter(pair):
