@@ -91,7 +91,7 @@ def trace_of(pair: Pair) -> Trace:
   """The greedy decode of Figure 1."""
   inputs = pair.kind.prefix + _TEXT
   row = examples.encode_one(0, Example(inputs=inputs), pair.layout)
-  prompt, pieces = _packed(pair, row), pair.layout.vocabulary.pieces
+  prompt = _packed(pair, row)
   records = _decode(pair, prompt, GAMMA)
   header = recording.header(
     target=common.short(pair.target.name),
@@ -101,7 +101,7 @@ def trace_of(pair: Pair) -> Trace:
     temperature=0.0,
   )
   summary = recording.summary_record(recording.summarize(records, GAMMA))
-  prompts = recording.prompt_records(prompt, pieces, [inputs])
+  prompts = recording.prompt_records(prompt, [inputs])
   return storage.assemble([header, *prompts, *records, summary])
 
 

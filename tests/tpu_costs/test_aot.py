@@ -65,9 +65,15 @@ def test_a_further_token_has_whole_counts_and_its_program_s_sizes():
 
 
 def test_what_is_compiled_for_a_slice_is_not_kept(tmp_path):
-  folder = jax.config.jax_compilation_cache_dir
+  settings = {
+    'jax_compilation_cache_dir': str(tmp_path),
+    'jax_enable_compilation_cache': True,
+    'jax_persistent_cache_min_compile_time_secs': 0.0,
+  }
+  before = {name: getattr(jax.config, name) for name in settings}
   compiled = lambda n: jax.jit(lambda x: x + n).lower(1.0).compile()
-  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+  for name, value in settings.items():
+    jax.config.update(name, value)
   cache = aot.compilation_cache
   try:
     cache.reset_cache()
@@ -80,7 +86,8 @@ def test_what_is_compiled_for_a_slice_is_not_kept(tmp_path):
       sizes.append(len([*tmp_path.iterdir()]))
     assert 0 < sizes[0] == sizes[1] < sizes[2]
   finally:
-    jax.config.update('jax_compilation_cache_dir', folder)
+    for name, value in before.items():
+      jax.config.update(name, value)
     cache.reset_cache()
 
 
