@@ -45,9 +45,8 @@ def show(
   """Prints a trace: a legend, the rows or one `row`, from 0, and their tokens
   per target run.
 
-  Style 'lines' is a line per iteration
-  with all that was drafted, 'flow' running text with the first rejected token
-  of each. ImportError without rich.
+  Style 'lines' is a line per iteration with all that was drafted, 'flow' is
+  running text with the first rejected token of each. ImportError without rich.
   """
   has_marks = _needs_marks(console)
   # Prints text as it is, without markup, highlighted numbers and emoji codes.

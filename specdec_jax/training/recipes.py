@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -187,13 +188,7 @@ def drafter_texts(
   folders = [user_path(name) for name in names]
   files = [token_files.load(path / 'train.npz') for path in folders]
   inputs = token_files.concatenate(files)
-  vocabulary = token_files.load_description(folders[0]).at('vocabulary')
-  how = Rewriting(
-    max_new_tokens=lengths['targets'],
-    eos_id=vocabulary.count('eos_id', least=0),
-    vocab_size=vocabulary.count('size'),
-    temperature=temperature,
-  )
+  how = _rewriting(folders[0], lengths['targets'], temperature)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
   digest = agreement.of_arrays([*map(vars, inputs.sides.values())])
   settings = repr((digest, how, num_examples, refresh_period, seed))
@@ -227,6 +222,19 @@ def drafter_texts(
     prepare=prepare,
     vocabulary=token_files.find_vocabulary(folders),
     contents=[vars(side) for side in inputs.sides.values()],
+  )
+
+
+def _rewriting(
+  folder: Path, max_new_tokens: int, temperature: float
+) -> Rewriting:
+  """Makes the settings of targets for a folder of token files."""
+  vocabulary = token_files.load_description(folder).at('vocabulary')
+  return Rewriting(
+    max_new_tokens=max_new_tokens,
+    eos_id=vocabulary.count('eos_id', least=0),
+    vocab_size=vocabulary.count('size'),
+    temperature=temperature,
   )
 
 

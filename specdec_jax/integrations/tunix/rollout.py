@@ -122,16 +122,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     if kwargs:
       raise ValueError(f'nothing is known of {", ".join(sorted(kwargs))}')
     self._read_weights()
-    encode = self._decoder.vocabulary.encode
-    rows = [encode(prompt) for prompt in prompts]
-    for number, row in enumerate(rows, start=1):
-      if not row:
-        raise ValueError(f'prompt {number} has no tokens')
-      if self.pad_id() in row:
-        raise ValueError(
-          f'prompt {number} has the padding token {self.pad_id()}, which Tunix '
-          'hides from the others: give the tokenizer another pad_token'
-        )
+    rows = self._encoded(prompts)
     with jax.set_mesh(self._mesh):
       outputs = self._decode(rows, rollout_config, sampling)
     # Prompts with what was decoded after them, without padding.
@@ -171,6 +162,19 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       left_padded_prompt_tokens=padded,
       logprobs=log_probs,
     )
+
+  def _encoded(self, prompts: list[str]) -> list[list[int]]:
+    """Encodes prompts; ValueError for one without tokens or with padding."""
+    rows = [self._decoder.vocabulary.encode(prompt) for prompt in prompts]
+    for number, row in enumerate(rows, start=1):
+      if not row:
+        raise ValueError(f'prompt {number} has no tokens')
+      if self.pad_id() in row:
+        raise ValueError(
+          f'prompt {number} has the padding token {self.pad_id()}, which Tunix '
+          'hides from the others: give the tokenizer another pad_token'
+        )
+    return rows
 
   def get_per_token_logps(
     self, prompt_tokens: jax.Array, completion_tokens: jax.Array
