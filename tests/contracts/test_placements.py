@@ -39,12 +39,17 @@ def path_to(node: int) -> list[int]:
   return path_to(TREE.parents[node - 1]) + [node] if node else [0]
 
 
-def assert_close(actual, expected):
-  np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+def assert_close(actual, expected, name: str = ''):
+  """Compares logits or caches of the model of a name."""
+  # Sums of another width can differ in the last bit, and at a tie an int8 key
+  # then falls to the next of 255 steps: 1e-4 in the logits of these models.
+  limit = 3e-4 if 'int8 cache' in name else 1e-5
+  actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
+  np.testing.assert_allclose(actual, expected, rtol=limit, atol=limit)
 
 
 def differs(actual, expected) -> np.ndarray:
-  """Whether each row does, by more than rounding."""
+  """Whether each row does, by more than `assert_close` allows any model."""
   return np.abs(actual - expected).max(axis=(1, 2)) > 1e-3
 
 
@@ -125,9 +130,9 @@ def following(model, params, cache) -> np.ndarray:
 def test_nodes_have_the_logits_of_their_paths(name):
   expected = as_text(*started(name))
   at_once, cache = as_tree(*started(name))
-  assert_close(at_once, expected)
+  assert_close(at_once, expected, name)
   by_level, again = as_tree(*started(name), ends=(3, NUM_NODES))
-  assert_close(by_level, expected)
+  assert_close(by_level, expected, name)
   jax.tree.map(assert_close, again, cache)
 
 
@@ -137,7 +142,7 @@ def test_a_path_that_was_kept_is_a_text(name):
   expected = following(model, params, fed(model, params, cache))
   _, with_nodes = as_tree(model, params, cache)
   path = kept(model, with_nodes, cache.lengths)
-  assert_close(following(model, params, path), expected)
+  assert_close(following(model, params, path), expected, name)
   # Without it, or with what lies one further, the text is another.
   in_place = model.rewind(with_nodes, path.lengths)
   wrong = kept(broken.gathered_off_by_one(model), with_nodes, cache.lengths)
@@ -156,7 +161,7 @@ def test_a_wrong_placement_is_seen(name, wrong):
   found, _ = as_tree(broken.WITH_TREES[wrong](model), params, cache)
   assert differs(found, expected).all()
   # As far as the tree is a chain they are right.
-  assert_close(found[:, :2], expected[:, :2])
+  assert_close(found[:, :2], expected[:, :2], name)
 
 
 def test_a_placement_of_other_sizes_is_refused():
