@@ -196,6 +196,10 @@ def test_faults_and_figures_of_a_report():
     with pytest.raises(ValueError, match='at least 1'):
       audit(sampler(), next_probs, **{'prompts': [[1]], **options, **none})
 
+  for rate in (0, 1, float('nan')):
+    with pytest.raises(ValueError, match='false_alarm_rate'):
+      audit(sampler(), next_probs, [[1]], false_alarm_rate=rate, **options)
+
 
 def test_greedy_tokens_are_compared_apart():
   likeliest = lambda prompt: [int(next_probs(prompt).argmax())]
@@ -215,5 +219,6 @@ def test_cells_are_pooled_and_the_impossible_stays_apart():
   # Of 100 draws, 4 of the third are too few, and join the likeliest.
   np.testing.assert_allclose(cells.expected, [54, 40, 6, 0])
   np.testing.assert_allclose(cells.observed, [53, 40, 6, 1])
-  assert g_test([cells]).p_value == 0
-  assert g_test([Cells(cells.observed[:3], cells.expected[:3])]).degrees == 2
+  assert g_test([cells], 100).p_value == 0
+  possible = Cells(cells.observed[:3], cells.expected[:3])
+  assert g_test([possible], 100).degrees == 2

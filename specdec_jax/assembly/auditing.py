@@ -12,7 +12,7 @@ from specdec_jax import processors
 from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings
-from specdec_jax.base import Context
+from specdec_jax.decoding import state as state_lib
 from specdec_jax.text.prompts import Text
 
 Tokens = tuple[int, ...]
@@ -57,15 +57,10 @@ def engine(
     fed = jnp.concatenate([last, tokens], axis=1)
     cache = decoder.target.init(params, prompt, max_len)
     logits, _ = decoder.target.extend(params, fed, cache)
-    room = max_len - prompt.decoder_tokens.shape[1]
-    context = Context(
-      tokens=jnp.pad(prompt.decoder_tokens, ((0, 0), (0, room))),
-      lengths=prompt.decoder_lengths,
-      processors=prompt.processors,
-      starts=prompt.decoder_lengths,
-      grammar=prompt.grammar,
+    begun = state_lib.init(
+      jax.random.key(0), prompt, cache, (), gamma=0, max_len=max_len
     )
-    return to_probs(processors.after_drafts(logits, context, tokens))[0]
+    return to_probs(processors.after_drafts(logits, begun.context, tokens))[0]
 
   def next_probs(prefix: Tokens) -> np.ndarray:
     # The last token asked for follows all others: [pending, t_1 .. t_(L-1)].

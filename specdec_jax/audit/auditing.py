@@ -7,7 +7,7 @@ import numpy as np
 
 from specdec_jax.audit import report
 from specdec_jax.audit.goodness_of_fit import Cells, pool
-from specdec_jax.audit.report import Report, Test
+from specdec_jax.audit.report import Counts, Report
 
 Tokens = tuple[int, ...]
 NextProbs = Callable[[Tokens], np.ndarray]
@@ -55,7 +55,8 @@ def audit(
 
   Raises:
     ValueError: if `sample` ignores its seed, a token is not below V, there is
-      nothing to draw, or `next_probs` does not return probabilities.
+      nothing to draw, a number is out of range, or `next_probs` does not return
+      probabilities.
   """
   if isinstance(num_tokens, int):
     num_tokens = [num_tokens] * len(prompts)
@@ -65,7 +66,11 @@ def audit(
       'give prompts, seeds, and num_draws and num_tokens of at least 1, the '
       f'latter for all of {len(prompts)} prompts or for each'
     )
-  tests: list[Test] = []
+  if not 0 < false_alarm_rate < 1:
+    raise ValueError(
+      f'false_alarm_rate should be above 0 and below 1, got {false_alarm_rate}'
+    )
+  tests: dict[str, Counts] = {}
   faults, differences = [], []
   for i, prompt in enumerate(map(tuple, prompts)):
     name = f'prompt {i + 1}'
@@ -80,40 +85,20 @@ def audit(
       faults.append(f'{name}: {wrong} continuations end too early or too late')
     if greedy is not None:
       differences += _differences(prompt, greedy(prompt), next_probs)
-    sides = [*(f', seed {seed}' for seed in seeds), '']
-    tests += _tests(name, sides, tokens, prompt, next_probs)
-  told = None if greedy is None else differences
-  return report.make(tests, faults, told, false_alarm_rate)
-
-
-def _tests(
-  name: str,
-  sides: Sequence[str],
-  tokens: Sequence[np.ndarray],
-  prompt: Tokens,
-  next_probs: NextProbs,
-) -> list[Test]:
-  """Makes a prompt's tests: of each token, of each seed's sequences, of all."""
-  tests: list[Test] = []
-  # With seeds 0 and 1: sequences of 0, of 1, and of both.
-  num_sequences = [*map(len, tokens), sum(map(len, tokens))]
-  sequences: list[list[Cells]] = [[] for _ in num_sequences]
-  untested = [0] * len(num_sequences)
-  # The last column only tells whether a continuation went on too long.
-  for position in range(tokens[0].shape[1] - 1):
-    rows, rare = _rows(tokens, position, prompt, next_probs)
-    untested = [sum(pair) for pair in zip(untested, rare, strict=True)]
-    num = sum(int((each[:, position] >= 0).sum()) for each in tokens)
-    told = f'{name}, token {position + 1}'
-    tests.append(Test(told, rows[-1], num, rare[-1]))
-    for own, more in zip(sequences, rows, strict=True):
-      own += more
-  each_side = zip(sides, sequences, num_sequences, untested, strict=True)
-  for side, own, num, left in each_side:
-    if len(tokens) > 1 or not side:
-      # A sequence may be untested at several positions.
-      tests.append(Test(f'{name}, sequences{side}', own, num, min(num, left)))
-  return tests
+    # The last column only tells whether a continuation went on too long. Of
+    # each position: what was counted of each seed, and then of all.
+    found = [
+      _counted(tokens, position, prompt, next_probs)
+      for position in range(num_tokens[i])
+    ]
+    for position, sides in enumerate(found, start=1):
+      tests[f'{name}, token {position}'] = sides[-1]
+    names = [*(f', seed {seed}' for seed in seeds), '']
+    for side, parts in zip(names, zip(*found, strict=True), strict=True):
+      if len(seeds) > 1 or not side:
+        tests[f'{name}, sequences{side}'] = _of_sequences(parts)
+  compared = None if greedy is None else tuple(differences)
+  return report.make(tests, faults, compared, false_alarm_rate)
 
 
 def _padded(
@@ -121,9 +106,6 @@ def _padded(
 ) -> np.ndarray:
   """Pads continuations with -1 to an array `[N, L + 1]`."""
   made = np.full((len(sequences), num_tokens + 1), -1)
-  if isinstance(sequences, np.ndarray):
-    made[:, : sequences.shape[1]] = sequences[:, : num_tokens + 1]
-    return made
   for row, tokens in zip(made, sequences, strict=True):
     row[: len(tokens)] = tokens[: num_tokens + 1]
   return made
@@ -138,14 +120,22 @@ def _num_wrong_ends(tokens: np.ndarray, eos_ids: Sequence[int]) -> int:
   return int(((tokens >= 0).sum(1) != lengths).sum())
 
 
-def _rows(
+def _of_sequences(parts: Sequence[Counts]) -> Counts:
+  """Joins the counts of all positions of the same sequences."""
+  num_sequences = parts[0].num_draws
+  # A sequence may be untested at several positions.
+  num_untested = min(num_sequences, sum(part.num_untested for part in parts))
+  rows = [row for part in parts for row in part.rows]
+  return Counts(rows, num_sequences, num_untested)
+
+
+def _counted(
   tokens: Sequence[np.ndarray],
   position: int,
   prompt: Tokens,
   next_probs: NextProbs,
-) -> tuple[list[list[Cells]], list[int]]:
-  """Counts what followed each prefix: the rows of each seed, then of all, and
-  as many numbers of draws whose prefixes are left out."""
+) -> list[Counts]:
+  """Counts what followed each prefix, of each seed and then of all."""
   # Whose draw each row is: of 2 and 3 draws [0, 0, 1, 1, 1].
   seeds = np.repeat(np.arange(len(tokens)), [*map(len, tokens)])
   joined = np.concatenate(tokens)
@@ -188,8 +178,11 @@ def _rows(
   for side, ranked in by_rank.items():
     rows[side].append(pool(*ranked))
   rare = [seeds[:0], *(of_seed for _, of_seed in groups[_MAX_PREFIXES:])]
-  left = np.bincount(np.concatenate(rare), minlength=len(tokens)).tolist()
-  return rows, [*left, sum(left)]
+  num_draws, num_rare = (
+    [*np.bincount(of_seed, minlength=len(tokens)).tolist(), len(of_seed)]
+    for of_seed in (seeds, np.concatenate(rare))
+  )
+  return [*map(Counts, rows, num_draws, num_rare)]
 
 
 def _differences(

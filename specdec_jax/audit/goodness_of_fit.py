@@ -96,12 +96,11 @@ class GTest(NamedTuple):
     return min(1.0, 0.5 * (found / self.num_draws) ** 0.5)
 
 
-def g_test(rows: Sequence[Cells], num_draws: int | None = None) -> GTest:
-  """Tests rows of cells together; `num_draws` is by default their total."""
-  statistic, degrees, total = 0.0, 0, 0.0
+def g_test(rows: Sequence[Cells], num_draws: int) -> GTest:
+  """Tests rows of cells together, of so many draws."""
+  statistic, degrees = 0.0, 0
   for observed, expected in rows:
     is_possible, num = expected > 0, observed.sum()
-    total += num
     if not is_possible.all():
       statistic = np.inf
     observed, expected = observed[is_possible], expected[is_possible]
@@ -113,7 +112,7 @@ def g_test(rows: Sequence[Cells], num_draws: int | None = None) -> GTest:
       correction = 1 + ((num / expected).sum() - 1) / (6 * num * freedom)
       statistic += 2 * terms.sum() / correction
       degrees += freedom
-  return GTest(float(statistic), degrees, int(num_draws or total))
+  return GTest(float(statistic), degrees, num_draws)
 
 
 def biased(rng: np.random.Generator, row: Cells, bias: float) -> Cells:

@@ -1,6 +1,6 @@
 """The results of an audit, as Markdown and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +12,10 @@ from specdec_jax.audit.goodness_of_fit import Cells, GTest
 CONFIDENCE = 0.95
 
 
-class Test(NamedTuple):
-  """A test to be made: its name, its rows of cells, its number of draws, and of
-  these how many are in no cell."""
+class Counts(NamedTuple):
+  """What is to be tested: rows of cells, the number of draws, and of these how
+  many are in no cell."""
 
-  name: str
   rows: Sequence[Cells]
   num_draws: int
   num_untested: int
@@ -124,33 +123,30 @@ class Report(NamedTuple):
 
 
 def make(
-  tests: Sequence[Test],
+  tests: Mapping[str, Counts],
   faults: Sequence[str],
-  differences: Sequence[str] | None,
+  differences: tuple[str, ...] | None,
   false_alarm_rate: float,
 ) -> Report:
-  """Makes a report from tests.
-
-  Args:
-    tests: what is tested.
-    faults: sentences; one is enough to reject.
-    differences: of greedy tokens; None if they were not compared.
-    false_alarm_rate: of all tests together.
-  """
+  """Makes tests by name; all else is as in the report."""
   rng, level = np.random.default_rng(0), false_alarm_rate / len(tests)
   checks = []
-  for name, rows, num, left in tests:
+  for name, (rows, num, num_untested) in tests.items():
     test = goodness_of_fit.g_test(rows, num)
     seen, control = test.detectable(level, CONFIDENCE), None
     if test.degrees and not np.isinf(test.statistic):
       again = [goodness_of_fit.biased(rng, row, 2 * seen) for row in rows]
-      control = goodness_of_fit.g_test(again).p_value <= level
-    share = left / max(1, num)
-    seen, bound = (
-      min(1.0, seen + share),
-      min(1.0, test.bound(CONFIDENCE) + share),
+      control = goodness_of_fit.g_test(again, num).p_value <= level
+    share = num_untested / max(1, num)
+    checks.append(
+      Check(
+        name=name,
+        test=test,
+        p_value=min(1.0, test.p_value * len(tests)),
+        detectable=min(1.0, seen + share),
+        bound=min(1.0, test.bound(CONFIDENCE) + share),
+        is_control_rejected=control,
+        num_untested=num_untested,
+      )
     )
-    p_value = min(1.0, test.p_value * len(tests))
-    checks.append(Check(name, test, p_value, seen, bound, control, left))
-  told = None if differences is None else tuple(differences)
-  return Report(tuple(checks), tuple(faults), told, false_alarm_rate)
+  return Report(tuple(checks), tuple(faults), differences, false_alarm_rate)
