@@ -256,6 +256,11 @@ def test_layers_that_are_not_there_are_refused(layers_):
     made_for('Llama', layers=layers_)
 
 
+def test_a_group_has_weights():
+  with pytest.raises(ValueError, match='int4:0'):
+    made_for('Llama', group=0)
+
+
 @every_network
 def test_what_is_not_packed_is_shared(name):
   config, params = CONFIGS[name], params_of(name)

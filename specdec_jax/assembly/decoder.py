@@ -42,8 +42,7 @@ class Decoder:
     target_info: what the drafter knows of the target.
     drafting: the drafter as it was made for the target.
     rule: the acceptance rule as it was chosen.
-    method: what all loops take; its sampling is the target's as the rule sees
-      it.
+    method: see `Drafting.method`.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
     exact_bits: whether each target call is as wide as the longest draft, so
       that no bit of a row depends on what was drafted.
@@ -162,8 +161,8 @@ class Decoder:
     such as `Completion.context`; the oldest make room.
 
     All are sorted anew, so that many are better given at once; nothing is
-    compiled again. ValueError if the drafter is not 'suffix', or an id is none
-    of the target.
+    compiled again. ValueError if the drafter is not 'suffix', a text is
+    neither, or an id is none of the target.
     """
     if isinstance(texts, str):
       raise ValueError('texts is a string: give a list of them')
@@ -173,6 +172,8 @@ class Decoder:
     ids = [encode(each) if isinstance(each, str) else each for each in texts]
     most = self.target_info.vocab_size - 1
     for i, row in enumerate(ids, start=1):
+      if not isinstance(row, Iterable):
+        raise ValueError(f'text {i} is neither a string nor ids: {row!r}')
       if min(row, default=0) < 0 or max(row, default=0) > most:
         raise ValueError(f'text {i} has ids that are not from 0 to {most}')
     pool = jax.device_put(text_pool.remember(pool, ids))
@@ -319,14 +320,7 @@ def _made(
   if isinstance(length, Auto):
     length = Fixed(length.gammas[-1])
   made = choice.make(target_info, length)
-  judge = rule.judge(target_info.sampling)
-  method = Method(
-    target=made.target_of(target_info),
-    drafter=made.drafter,
-    verify_fn=judge.verify_fn(made.drafter.tree),
-    logits_to_probs=judge.sampling.to_probs(target_info.vocab_size),
-    eos_id=target_info.eos_id,
-  )
+  method = made.method(target_info, rule)
   if exact_bits:
     method = exact_bits_lib.of_one_width(method)
   return {'target_info': target_info, 'drafting': made, 'method': method}

@@ -23,14 +23,14 @@ class Judge(NamedTuple):
     name: of the rule, for users.
     sampling: the target's, as the rule sees it.
     for_chain: judges drafts that are chains; None if the rule judges trees.
-    for_tree: makes what judges trees of a shape; None if it judges chains.
+    for_tree: judges trees, with the shape as `tree`; None if it judges chains.
     is_lossless: whether the target's distribution is kept.
   """
 
   name: str
   sampling: Sampling
   for_chain: VerifyFn | None = None
-  for_tree: Callable[[Tree], VerifyFn] | None = None
+  for_tree: Callable[..., Verification] | None = None
   is_lossless: bool = True
 
   def verify_fn(self, tree: Tree | None) -> VerifyFn:
@@ -38,7 +38,7 @@ class Judge(NamedTuple):
     if tree is None and self.for_chain is not None:
       return self.for_chain
     if tree is not None and self.for_tree is not None:
-      return self.for_tree(tree)
+      return functools.partial(self.for_tree, tree=tree)
     judged, drafts = ('trees', 'chains')[:: -1 if tree else 1]
     raise ValueError(
       f'verification {self.name} judges {judged}, not {drafts}: leave it out'
@@ -74,7 +74,7 @@ class SpeculativeSampling:
         verification.speculative_sampling, lenience=self.lenience
       ),
       # No rule for trees takes a lenience.
-      for_tree=_of_tree(_traversal_or_walk) if is_lossless else None,
+      for_tree=_traversal_or_walk if is_lossless else None,
       is_lossless=is_lossless,
     )
 
@@ -84,11 +84,10 @@ def _traversal_or_walk(
 ) -> Verification:
   # Whether a draft has probabilities is known when the loop is traced, not
   # before.
+  rule = verification.traversal
   if draft.probs is None:
-    return verification.target_sample_walk(
-      row_keys, draft, target_probs, tree=tree
-    )
-  return verification.traversal(row_keys, draft, target_probs, tree=tree)
+    rule = verification.target_sample_walk
+  return rule(row_keys, draft, target_probs, tree=tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ class Greedy:
       'greedy',
       sampling if is_lossless else _at_one(sampling),
       for_chain=functools.partial(verification.greedy, lenience=self.lenience),
-      for_tree=_of_tree(verification.greedy_walk) if is_lossless else None,
+      for_tree=verification.greedy_walk if is_lossless else None,
       is_lossless=is_lossless,
     )
 
@@ -148,8 +147,7 @@ class Traversal:
   """`verification.traversal`, for trees alone."""
 
   def judge(self, sampling: Sampling) -> Judge:
-    rule = _of_tree(verification.traversal)
-    return Judge('traversal', sampling, for_tree=rule)
+    return Judge('traversal', sampling, for_tree=verification.traversal)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,8 +155,8 @@ class TargetSampleWalk:
   """`verification.target_sample_walk`, for trees alone."""
 
   def judge(self, sampling: Sampling) -> Judge:
-    for_tree = _of_tree(verification.target_sample_walk)
-    return Judge('target_sample_walk', sampling, for_tree=for_tree)
+    rule = verification.target_sample_walk
+    return Judge('target_sample_walk', sampling, for_tree=rule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,11 +187,6 @@ RULES: dict[str, type[Rule]] = {
   'traversal': Traversal,
   'target_sample_walk': TargetSampleWalk,
 }
-
-
-def _of_tree(rule: Callable[..., Verification]) -> Callable[[Tree], VerifyFn]:
-  # `for_tree` takes the tree first; `rule` takes it along with the draft.
-  return lambda tree: functools.partial(rule, tree=tree)
 
 
 def _at_one(sampling: Sampling) -> Sampling:

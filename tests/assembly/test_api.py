@@ -640,7 +640,7 @@ def test_what_is_remembered_is_copied(folder, completions, monkeypatch):
     raise AssertionError('it is compiled already')
 
   monkeypatch.setattr(
-    specdec_jax.decoding.program.Part, 'compile', compile_nothing
+    specdec_jax.decoding.program.Part, 'lower', compile_nothing
   )
   wiser = decoder.remember(each.context for each in first)
   num_runs = lambda found: [each.statistics['target_runs'] for each in found]
@@ -659,6 +659,8 @@ def test_who_does_not_remember_says_so(folder, decoder):
   forgetful = specdec_jax.load(folder, drafter='suffix')
   with pytest.raises(ValueError, match='is a string'):
     forgetful.remember('the in ab')
+  with pytest.raises(ValueError, match='text 1 is neither a string nor ids: 5'):
+    forgetful.remember([5, 6])
   for token in (-1, 10**6):
     with pytest.raises(ValueError, match='text 2 has ids'):
       forgetful.remember([[1], [2, token]])

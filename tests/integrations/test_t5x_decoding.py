@@ -235,16 +235,17 @@ def test_plain_decoding_drafts_nothing(target):
 
 
 @pytest.mark.parametrize(
-  ('gamma', 'message'),
+  ('options', 'message'),
   [
-    (LENGTH + 1, 'gamma is 9.*8 tokens'),
-    (10**6, 'gamma.*got 1000000'),
+    ({'gamma': LENGTH + 1}, 'draft has 9 tokens.*room for 8: lower gamma'),
+    ({'gamma': 4, 'num_continuations': 3}, 'draft has 12 tokens'),
+    ({'gamma': 10**6}, 'gamma.*got 1000000'),
   ],
 )
-def test_drafts_longer_than_a_row_are_refused(target, gamma, message):
+def test_drafts_longer_than_a_row_are_refused(target, options, message):
   params, _ = target
   with pytest.raises(ValueError, match=message):
-    decode(params, INPUTS, gamma=gamma)
+    decode(params, INPUTS, **options)
 
 
 @pytest.mark.parametrize('name', ['temprature', 'topk', 'drafters'])

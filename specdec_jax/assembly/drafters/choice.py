@@ -7,9 +7,11 @@ from typing import Any, Protocol
 from specdec_jax.assembly.lengths import Length
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
+from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.checkpoints import loading
+from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.models import families
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -68,6 +70,18 @@ class Drafting:
   def target_of(self, target: Target) -> LanguageModel:
     """Returns the target's functions."""
     return self.target or families.language_model(target.config)
+
+  def method(self, target: Target, rule: Rule) -> Method:
+    """Returns what all loops take; its sampling is the target's as the rule
+    sees it. ValueError if the rule does not fit the drafts or the sampling."""
+    judge = rule.judge(target.sampling)
+    return Method(
+      target=self.target_of(target),
+      drafter=self.drafter,
+      verify_fn=judge.verify_fn(self.drafter.tree),
+      logits_to_probs=judge.sampling.to_probs(target.vocab_size),
+      eos_id=target.eos_id,
+    )
 
 
 class DrafterChoice(Protocol):

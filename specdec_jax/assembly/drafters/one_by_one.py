@@ -74,8 +74,7 @@ def drafter(
     # With `first`, whether the model drafts varies by row, as in an adaptive
     # draft.
     if first is None:
-      is_few = few is not None and sampling.is_greedy
-      chosen, token_ids = few if few and is_few else (model, None)
+      chosen, token_ids = few if few and sampling.is_greedy else (model, None)
       return drafters.autoregressive(
         chosen,
         gamma=length.gamma,

@@ -50,7 +50,7 @@ class Quantized(one_by_one.OneByOne):
   )
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
-    name = f'int{self.bits}' + (f':{self.group}' if self.group else '')
+    name = f'int{self.bits}' + ('' if self.group is None else f':{self.group}')
     bits, config = quantized.bits_of(name), target.config
     # Of encoder and decoder, the decoder's stack is the last.
     *_, (field, branch) = families.of(config).stacks.items()

@@ -20,11 +20,9 @@ from specdec_jax.assembly.rules import RULES, Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Options, Sampling
 from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import contract, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
-from specdec_jax.models import families
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.t5 import T5Config
 
@@ -103,13 +101,13 @@ class Networks:
   """What decodes together.
 
   Attributes:
-    target: sizes of the T5X model's network.
+    target: what the drafter knows of the T5X model's network.
     drafting: the drafter made for it.
     draft: sizes of T5X's draft model, if that drafts.
     weights: of the drafter, if they are of a `drafter_checkpoint`.
   """
 
-  target: T5Config
+  target: Target
   drafting: Drafting
   draft: T5Config | None = None
   weights: Weights | tuple = ()
@@ -159,7 +157,7 @@ def networks(
     made = choice.make(seen, choice.length)
     if made.model and made.config and draft is None:
       weights = jax.device_get(models.read_params(made.model, made.config))
-  return Networks(target=target, drafting=made, draft=draft, weights=weights)
+  return Networks(target=seen, drafting=made, draft=draft, weights=weights)
 
 
 def decode(
@@ -181,31 +179,23 @@ def decode(
   the prompt as well. Raises ValueError if the parameters are not those of the
   networks, or gamma is beyond what a row can hold.
   """
-  made = networks.drafting
+  made, vocab_size = networks.drafting, networks.target.vocab_size
   joined = _params(params, networks)
-  target = made.target or families.language_model(networks.target)
-  if forced is not None:
-    forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
-    target = _force(target, forced, eos_id=eos_id)
   if made.drafter.gamma > max_len - 1:
     raise refusal(
-      f'gamma is {made.drafter.gamma}, and the rows of this batch have room '
-      f'for {max_len - 1} tokens: set gamma to {max_len - 1} or less'
+      f'a draft has {made.drafter.gamma} tokens, and the rows of this batch '
+      f'have room for {max_len - 1}: lower gamma, or draft a smaller tree'
     )
   is_plain = speculation.drafter == 'none'
   rule = SpeculativeSampling() if is_plain else speculation.rule
-  judge = rule.judge(speculation.sampling)
-  method = Method(
-    target=target,
-    drafter=made.drafter,
-    verify_fn=judge.verify_fn(made.drafter.tree),
-    logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
-    eos_id=eos_id,
-  )
+  method = made.method(networks.target, rule)
+  method = dataclasses.replace(method, eos_id=eos_id)
+  if forced is not None:
+    forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
+    forcing = _force(method.target, forced, eos_id=eos_id)
+    method = dataclasses.replace(method, target=forcing)
   process = processing.packer(
-    [speculation.sampling],
-    eos_ids=(eos_id,),
-    vocab_size=networks.target.vocab_size,
+    [speculation.sampling], eos_ids=(eos_id,), vocab_size=vocab_size
   )
   limits = jnp.full_like(prompt.decoder_lengths, max_len)
   prompt = dataclasses.replace(prompt, max_lengths=limits)
@@ -337,7 +327,8 @@ def _params(params: Weights, networks: Networks) -> Params:
     )
   else:
     own = t5_networks.params_of(own, networks.draft, role='draft model')
-  target = t5_networks.params_of(params, networks.target, role='target')
+  config = networks.target.config
+  target = t5_networks.params_of(params, config, role='target')
   return Params(target=target, drafter=networks.drafting.join(target, own))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models import families
+from specdec_jax.models.families import Config
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.t5 import T5Config
 
@@ -78,7 +79,7 @@ def config_of(module: Any) -> T5Config:
   )
 
 
-def params_of(params: Weights, config: T5Config, *, role: str) -> Weights:
+def params_of(params: Weights, config: Config, *, role: str) -> Weights:
   """Returns a network's parameters in the dtypes that T5X computes with;
   ValueError, with the `role`, if names or shapes are not its own."""
   # Checks names and shapes: a wrong tree would decode, but wrongly.
