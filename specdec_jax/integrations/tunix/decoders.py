@@ -71,17 +71,14 @@ def load(
   drafter: str | DrafterChoice | None = None,
   draft_model: nnx.Module | None = None,
   verification: str | Rule = 'speculative_sampling',
-  temperature: float = 0.0,
-  top_k: int | None = None,
-  top_p: float | None = None,
-  min_p: float | None = None,
   dtype: Any = None,
   **options: Any,
 ) -> Decoder:
   """Makes a decoder of a Tunix model, which stays as it is.
 
   Weights are those that the model has now, with copies of the kernels whose
-  shapes differ. For what is not said here see `specdec_jax.load`.
+  shapes differ. For what is not said here, and for `options`, which say how to
+  sample too, see `specdec_jax.load`.
 
   Args:
     model: see `networks.config_of`.
@@ -102,9 +99,7 @@ def load(
     draft = Model(checkpoint='draft_model', sizes=sizes)
     own = weights(draft_model, sizes)
     drafter = drafter or 'model'
-  sampling = sampling_lib.taken(
-    options, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-  )
+  sampling = sampling_lib.taken(options)
   chosen, rule = api.choices(drafter or 'suffix', draft, verification, options)
   if isinstance(chosen.length, Auto) and chosen.length.usual is None:
     # It is measured on files and kept by their digests.

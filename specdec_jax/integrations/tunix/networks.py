@@ -169,9 +169,9 @@ def _norm(norm: Any) -> Weights:
   }
 
 
-def _joined(kernel: Array) -> Array:
+def _in(kernel: Array) -> Weights:
   """`[D, N, H]` as `[D, N * H]`."""
-  return kernel.reshape(kernel.shape[0], -1)
+  return {'kernel': kernel.reshape(kernel.shape[0], -1)}
 
 
 def _out(kernel: Array) -> Weights:
@@ -189,9 +189,7 @@ def _mlp(mlp: Any) -> Weights:
 def _llama_layer(layer: Any) -> Weights:
   attn, parts = layer.attn, {}
   for name, theirs in (('query', 'q'), ('key', 'k'), ('value', 'v')):
-    parts[name] = {
-      'kernel': _joined(getattr(attn, f'{theirs}_proj').w.get_value())
-    }
+    parts[name] = _in(getattr(attn, f'{theirs}_proj').w.get_value())
     if (bias := getattr(attn, f'{theirs}_bias', None)) is not None:
       parts[name]['bias'] = bias.get_value()
     if (norm := getattr(attn, f'{theirs}_norm', None)) is not None:
@@ -212,7 +210,7 @@ def _gemma_layer(layer: Any) -> Weights:
   else:
     kernels = [attn.q_einsum.w.get_value(), *attn.kv_einsum.w.get_value()]
   parts: Weights = {
-    name: {'kernel': _joined(kernel.swapaxes(0, 1))}
+    name: _in(kernel.swapaxes(0, 1))
     for name, kernel in zip(('query', 'key', 'value'), kernels, strict=True)
   }
   for name in ('query', 'key'):

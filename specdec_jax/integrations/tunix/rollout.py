@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from tunix.rl import common, reshard, utils
 from tunix.rl.rollout import base_rollout
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
+from specdec_jax.assembly import running
 from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.rules import Rule
@@ -74,8 +75,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       raise ValueError(
         f'rollouts follow their RolloutConfig: leave {", ".join(told)} out'
       )
-    if batch_size is not None and batch_size < 1:
-      raise ValueError(f'batch_size should be at least 1, got {batch_size}')
+    if batch_size is not None:
+      running.check_count('batch_size', batch_size)
     config = RolloutConfig() if rollout_config is None else rollout_config
     checked(config)
     self._model = reshard.reshard_model_to_mesh(rollout_actor, mesh)
@@ -149,9 +150,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       of_rows = [np.asarray(output.log_probs[0]) for output in outputs]
       if sampling.temperature not in (0.0, 1.0):
         room = width + rollout_config.max_tokens_to_generate
-        # The first token of a row is given, and has none.
-        tempered = self._tempered(whole, room, sampling.temperature)
-        of_rows = [np.append(np.float32(0), each) for each in tempered]
+        of_rows = self._tempered(whole, room, sampling.temperature)
       log_probs = [
         each[span] for each, span in zip(of_rows, spans, strict=True)
       ]
@@ -180,12 +179,15 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     self, prompt_tokens: jax.Array, completion_tokens: jax.Array
   ) -> jax.Array:
     """As Tunix's vanilla rollout, by Tunix's network: at temperature 1."""
-    graphdef, state = nnx.split(self._model)
-    return common.compute_per_token_logps(
-      graphdef,
-      state,
-      prompt_tokens=prompt_tokens,
-      completion_tokens=completion_tokens,
+    return self._logps_fn()(
+      prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+    )
+
+  def _logps_fn(self) -> Callable[..., jax.Array]:
+    """Tunix's function of log-probabilities, by the policy as it is now."""
+    return functools.partial(
+      common.compute_per_token_logps,
+      *nnx.split(self._model),
       pad_id=self.pad_id(),
       eos_id=self.eos_id(),
     )
@@ -300,11 +302,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
   def _tempered(
     self, rows: Sequence[np.ndarray], room: int, temperature: float
   ) -> list[np.ndarray]:
-    """Log-probabilities of all tokens of each row but the first, at a
-    temperature, by Tunix's network."""
+    """Log-probabilities of each row at a temperature, by Tunix's network; 0 of
+    the first token, which is given."""
     # The loop keeps those at temperature 1.
-    graphdef, state = nnx.split(self._model)
-    found: list[np.ndarray] = []
+    logps_fn, found = self._logps_fn(), []
     # A row per device: the logits of all would be the largest array of a
     # training, and Tunix's networks split the rows of a call.
     num = self._mesh.shape[rules.DATA]
@@ -313,16 +314,12 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       group = rows[start : start + num]
       for there, row in zip(padded, group, strict=False):
         there[: len(row)] = row
-      log_probs = common.compute_per_token_logps(
-        graphdef,
-        state,
+      log_probs = logps_fn(
         prompt_tokens=padded[:, :1],
         completion_tokens=padded[:, 1:],
-        pad_id=self.pad_id(),
-        eos_id=self.eos_id(),
         temperature=temperature,
       )
-      found.extend(np.asarray(log_probs)[: len(group)])
+      found.extend(np.pad(log_probs, ((0, 0), (1, 0)))[: len(group)])
     return found
 
   def _seed(self, config: RolloutConfig) -> int:
@@ -338,20 +335,14 @@ class SpeculativeRollout(base_rollout.BaseRollout):
 def checked(config: RolloutConfig) -> Sampling:
   """How a configuration samples, as Tunix's sampler reads it; ValueError for a
   setting of another engine, or one out of range."""
-  for field in dataclasses.fields(config):
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-      default = field.default_factory()
-    if field.name not in _KNOWN and getattr(config, field.name) != default:
+  for name, default in vars(type(config)()).items():
+    if name not in _KNOWN and getattr(config, name) != default:
       raise ValueError(
-        f'{field.name} is of other rollout engines: speculative rollouts do '
-        'not follow it, so leave it out'
+        f'{name} is of other rollout engines: speculative rollouts do not '
+        'follow it, so leave it out'
       )
   for name in ('max_tokens_to_generate', 'max_prompt_length'):
-    if getattr(config, name) < 1:
-      raise ValueError(
-        f'{name} should be positive, got {getattr(config, name)}'
-      )
+    running.check_count(name, getattr(config, name))
   # Tunix's sampler is greedy without top_p, whatever the temperature.
   if config.top_p is None or config.temperature == 0:
     return Sampling()
