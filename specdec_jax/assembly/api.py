@@ -190,11 +190,8 @@ def generate(
     texts: the prompts; each a string, or a conversation: a list of messages
       such as `{'role': 'user', 'content': ...}`.
     max_new_tokens: per text, at most.
-    temperature: 0 is greedy; None, here and for the limits below, is what
-      `load` was told. Above 0 needs a second program if that was 0.
-    top_k: keeps the k likeliest tokens.
-    top_p: keeps the likeliest with this much mass.
-    min_p: keeps tokens with at least this share of the likeliest's probability.
+    temperature: as for `load`, and so are `top_k`, `top_p` and `min_p`; None is
+      what `load` was told. Above 0 needs a second program if that was 0.
     chat: applies the model's chat template to strings, too.
     system: with `chat`, the message before each prompt.
     tools: with a chat template, functions that may be called, as JSON schemas.
@@ -235,17 +232,13 @@ def generate(
     stop=stop,
     **processors,
   )
-  counts = batch_size, num_devices, top_logprobs
-  batch_size, num_devices, top_logprobs = option_fields.plain(counts)
-  settings = DecodeSettings(
-    batch_size=batch_size,
-    chat=chat,
-    system=system,
-    num_devices=num_devices,
-    top_logprobs=top_logprobs,
-    texts=of_texts,
-    **of_all,
-  )
+  of_batches = {
+    'batch_size': batch_size,
+    'num_devices': num_devices,
+    'top_logprobs': top_logprobs,
+  }
+  of_all |= option_fields.plain(of_batches)
+  settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   if not inputs:
     return iter(())
   settings = settings.for_rows(len(inputs))
@@ -321,9 +314,7 @@ def stream(
   )
   settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   [batch] = packing.pack(decoder, inputs, settings)
-  decoder = auto_gamma.settled(
-    running.decoder_for(decoder, batch), batch, settings
-  )
+  decoder = auto_gamma.settled(decoder, batch, settings)
   params, (prefill, *loop) = running.compiled(
     decoder, batch, settings, running.parts
   )

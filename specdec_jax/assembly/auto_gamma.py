@@ -69,9 +69,10 @@ def settled(
   settings: running.DecodeSettings,
   say: Callable[[str], None] = _log.info,
 ) -> Decoder:
-  """Returns a decoder whose gamma is a number: itself, or one with the known
-  gamma, or plain decoding if none is known. `say` gets a sentence on the
+  """Returns the decoder for such batches, with a gamma that is a number: its
+  own, or the known one, or 0 if none is known. `say` gets a sentence on the
   choice."""
+  decoder = running.decoder_for(decoder, batch)
   if not decoder.is_auto:
     return decoder
   choice = known(decoder, batch, settings) or trials.unmeasured()

@@ -9,7 +9,7 @@ import jax
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.log_probs import Scored, Top
-from specdec_jax.assembly.running import Iterations, Show
+from specdec_jax.assembly.running import Iterations
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import metrics
 from specdec_jax.text import stop_strings, vocabularies
@@ -135,10 +135,7 @@ class Stream:
 
 
 def pieces(
-  decoder: Decoder,
-  batch: Batch,
-  iterations: Iterations,
-  show: Show | None = None,
+  decoder: Decoder, batch: Batch, iterations: Iterations
 ) -> Generator[str, None, Completion]:
   """Yields text that no later token can change, and returns all of it."""
   vocabulary, read = decoder.vocabulary, vocabularies.TextStream()
@@ -155,9 +152,6 @@ def pieces(
       if whole.text[num_shown:]:
         yield whole.text[num_shown:]
       return whole
-    if show is not None:
-      for record in records:
-        show(record)
     ids = [
       token['token']
       for record in records

@@ -1,6 +1,7 @@
 """A conversation whose cache is kept from turn to turn."""
 
 import dataclasses
+import operator
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from specdec_jax.files import text_lines
 from specdec_jax.models import families
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch, Dialogue
-from specdec_jax.trace import recording
 
 # The buffers have room for so many positions at first. They double when a
 # conversation does not fit, and each size has its own programs.
@@ -47,7 +47,7 @@ class Conversation:
     max_new_tokens: int = 512,
     seed: int = 0,
     stop: Sequence[str] = (),
-    call: running.Call = running.at_once,
+    call: running.Call = operator.call,
   ):
     """Begins a conversation; nothing is compiled yet.
 
@@ -82,8 +82,7 @@ class Conversation:
     self.reset()
     # Raises without a chat template.
     batch = self._packed('.')
-    suited = running.decoder_for(decoder, batch)
-    self.decoder = auto_gamma.settled(suited, batch, self._settings)
+    self.decoder = auto_gamma.settled(decoder, batch, self._settings)
 
   def reset(self) -> None:
     """Forgets all but the message of the system."""
@@ -113,7 +112,8 @@ class Conversation:
       raise ValueError('the message is empty')
     text_lines.check_encodable(text, 'the message')
     self._end_turn()
-    self._last = Stream(self._answer(self._packed(text), show))
+    shows = () if show is None else (show,)
+    self._last = Stream(self._answer(self._packed(text), shows))
     return self._last
 
   def _end_turn(self) -> None:
@@ -137,14 +137,14 @@ class Conversation:
     return batch
 
   def _answer(
-    self, batch: Batch, show: Show | None
+    self, batch: Batch, shows: Sequence[Show]
   ) -> Generator[str, None, Completion]:
     """Yields the pieces of an answer, and takes both messages in."""
     said, [text] = '', batch.texts
     self.messages.append({'role': 'user', 'content': text})
     try:
-      iterations = self._read(batch)
-      pieces = Stream(completions.pieces(self.decoder, batch, iterations, show))
+      iterations = self._read(batch, shows)
+      pieces = Stream(completions.pieces(self.decoder, batch, iterations))
       for piece in pieces:
         said += piece
         yield piece
@@ -156,7 +156,7 @@ class Conversation:
   def _keep(self, state: DecodeState) -> None:
     self._state = state
 
-  def _read(self, batch: Batch) -> Iterations:
+  def _read(self, batch: Batch, shows: Sequence[Show]) -> Iterations:
     """Feeds what is new of the conversation; returns the answer's
     iterations."""
     decoder, prompt = self.decoder, batch.prompt
@@ -195,9 +195,11 @@ class Conversation:
     self._keep(state)
     self._room = room
     self.num_fed = int(num_fed[0])
-    return running.iterations(decoder, params, loop, state, batch, self._keep)
+    return running.iterations(
+      decoder, params, loop, state, batch, shows=shows, keep=self._keep
+    )
 
 
 def _parts(program: Program) -> Sequence[Part]:
-  loop = program.stepwise(recording.gather)
-  return [program.prefill, program.read_on, *loop]
+  prefill, *loop = running.parts(program)
+  return [prefill, program.read_on, *loop]

@@ -3,8 +3,9 @@
 import concurrent.futures
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,23 +27,14 @@ Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
 # Yields the records of each iteration, and returns the output.
 Iterations = Generator[list[recording.Record], None, DecodeOutput]
 Result = TypeVar('Result')
+# Calls a function; the command line does so where it can be interrupted.
+Call = Callable[[Callable[[], Result]], Result]
 # Programs have room for a multiple of so many new tokens.
 _ROOM = 128
 # How many iterations one call makes.
 _ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
 # Settings that each text may have for itself.
 PER_TEXT = ('max_new_tokens', *NAMES, 'seed', 'stop')
-
-
-class Call(Protocol):
-  """Calls a function; the command line does so where it can be interrupted."""
-
-  def __call__(self, function: Callable[[], Result], /) -> Result: ...
-
-
-def at_once(function: Callable[[], Result], /) -> Result:
-  """Calls a function as Python does."""
-  return function()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +56,7 @@ class DecodeSettings(Options):
   num_devices: int = 1
   top_logprobs: int | None = None
   texts: Sequence[Mapping[str, Any]] = ()
-  call: Call = at_once
+  call: Call = operator.call
 
   def __post_init__(self):
     check_count('max_new_tokens', self.max_new_tokens)
@@ -274,15 +266,12 @@ def compile_decode(
     if not (shows or any(batch.stops)):
       return settings.call(lambda: to_the_end(batch))
     state = prefill(params, *placed(batch, settings))
-    steps = iterations(decoder, params, loop, state, batch)
+    steps = iterations(decoder, params, loop, state, batch, shows=shows)
     while True:
       try:
-        records = next(steps)
+        next(steps)
       except StopIteration as end:
         return end.value
-      # Records are shown at once.
-      for record, show in itertools.product(records, shows):
-        show(record)
 
   return decode
 
@@ -298,10 +287,13 @@ def iterations(
   programs: Sequence[jax.stages.Compiled],
   state: DecodeState,
   batch: Batch,
+  *,
+  shows: Sequence[Show] = (),
   keep: Callable[[DecodeState], None] = lambda state: None,
 ) -> Iterations:
   """Iterates from the state after a prefill, by the programs of
-  `Program.stepwise`; `keep` gets each state that follows."""
+  `Program.stepwise`; `shows` get each record at once, and `keep` each state
+  that follows."""
   iterate, truncate = programs
   # Records of one iteration need the text that came before it.
   traced = recording.init(batch.prompt)
@@ -321,6 +313,8 @@ def iterations(
     records, traced = recording.iteration_records(
       values, traced, decoder.vocabulary.pieces
     )
+    for record, show in itertools.product(records, shows):
+      show(record)
     yield records
   state, output, _ = iterate(params, state, _NONE)
   keep(state)

@@ -168,16 +168,9 @@ def of_model(
 def _children(
   logits: Array, scores: Array, is_open: np.ndarray, width: int
 ) -> tuple[Array, Array, Array]:
-  """Finds the `width` best continuations of M sequences together.
-
-  Args:
-    logits: `[B, M, V]`, after each sequence.
-    scores: `[B, M]`, log-probabilities of the sequences.
-    is_open: bool `[V]`, the ids that may continue a sequence.
-    width: how many to find.
-
-  Returns:
-    Their tokens and parents, int32 `[B, width]` each, and their scores.
+  """Finds the `width` best continuations, by ids of `is_open[V]`, of all
+  sequences of a row: their tokens and parents, int32 `[B, width]` each, and
+  their scores. The sequences have `scores[B, M]`, and then `logits[B, M, V]`.
   """
   log_probs = scores[:, :, None] + jnp.where(
     is_open[None, None, :], jax.nn.log_softmax(logits), -jnp.inf

@@ -25,14 +25,8 @@ from specdec_jax.decoding.statistics import Statistics
 
 @base.value
 class State:
-  """Everything the next iteration needs.
-
-  Attributes:
-    beams: the live sequences.
-    cache: the target's, one row per row of the search.
-    drafter_state: the drafter's own.
-    statistics: counters so far.
-  """
+  """Everything the next iteration needs; `cache` is the target's, with one row
+  per row of the search."""
 
   beams: Beams
   cache: Arrays

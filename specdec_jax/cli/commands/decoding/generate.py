@@ -69,13 +69,11 @@ def run(args: argparse.Namespace) -> int:
   decoder, batches, settings = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=args.num_return_sequences
   )
-  suited = running.decoder_for(decoder, batches[0])
-  decoder = auto_gamma.settled(suited, batches[0], settings, outputs.tell)
-  with contextlib.ExitStack() as stack:
-    write_json = stack.enter_context(outputs.json_lines(args.json))
-    write_trace = None
-    if args.trace:
-      write_trace = stack.enter_context(_trace_writer(args, decoder))
+  decoder = auto_gamma.settled(decoder, batches[0], settings, outputs.tell)
+  with (
+    outputs.json_lines(args.json) as write_json,
+    _trace_writer(args, decoder) as write_trace,
+  ):
     return _decode_all(
       args, decoder, batches, settings, write_json, write_trace
     )
@@ -84,8 +82,11 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _trace_writer(
   args: argparse.Namespace, decoder: Decoder
-) -> Iterator[Callable[[Record], None]]:
-  """Opens the trace; a run that ends well adds the totals."""
+) -> Iterator[Write | None]:
+  """Opens the trace, if there is one; a run that ends well adds the totals."""
+  if not args.trace:
+    yield None
+    return
   iterations: list[Record] = []
   with outputs.opened(args.trace) as file:
     flags = vars(args)
