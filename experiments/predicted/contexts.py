@@ -84,10 +84,9 @@ def _rows(
   if not shapes.workload.decoder.config.is_tied:
     weights -= aot.tree_bytes(target['token_embedder'])
   entry = aot.tree_bytes(state.target_cache) / args.room
-  chips = [shapes.workload.num_partitions] * len(programs)
+  chip = shapes.workload.slice.chip
   for context in args.contexts:
-    chip = shapes.workload.slice.chip
-    costs = aot.price(programs, chip, chips, context)
+    costs = aot.price(programs, chip, context)
     cells: Cells = {'slice': name, 'rows': batch_size, 'tokens': context}
     cells['least, GB'] = f'{(weights + context * entry) / 1e9:.2f}'
     for i, step in enumerate(_WIDTHS):

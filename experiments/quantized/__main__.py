@@ -386,7 +386,7 @@ def _steps_of(
   cells |= {c.format(name): '' for name in names for c in columns}
   cells |= {'arguments, GB': '', 'temporaries, GB': '', 'fits': ''}
   try:
-    costs = aot.price(aot.compile_all(jobs), task.slice.chip, [1, 1])
+    costs = aot.price(aot.compile_all(jobs), task.slice.chip)
   except ValueError as error:
     return cells | {'fits': f'no: {str(error).rpartition(": ")[2]}'}
   for name, cost in zip(names, costs, strict=True):
@@ -451,7 +451,7 @@ def _gains_of(
     task = make(weights, bits)
     shapes = parts.shapes_of(task, Fixed(_MAX_GAMMA))
     programs = [*of_target, *_compiled(task, shapes, slice(3, 5))]
-    priced = aot.price(programs, task.slice.chip, [1] * len(programs))
+    priced = aot.price(programs, task.slice.chip)
     plain, _, verify, *_ = priced
     costs = parts.costs_of(_MAX_GAMMA, priced)
     # Those that leave layers out come later.

@@ -302,11 +302,7 @@ def _priced(
   for tree in shapes:
     width = len(tree.parents) + 1
     jobs += [step(width), step(width, tree)]
-  plain, *costs = aot.price(
-    aot.compile_all(jobs),
-    slice_.chip,
-    [workload.num_partitions] * len(jobs),
-  )
+  plain, *costs = aot.price(aot.compile_all(jobs), slice_.chip)
   seconds = [cost.seconds for cost in costs]
   return plain.seconds, [*zip(seconds[::2], seconds[1::2], strict=True)]
 

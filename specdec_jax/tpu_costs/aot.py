@@ -177,7 +177,6 @@ def _without_cache() -> Iterator[None]:
 def price(
   programs: Sequence[tuple[Any, float]],
   chip: Chip,
-  num_partitions: Sequence[int],
   context: float = math.inf,
 ) -> list[ProgramCost]:
   """Prices programs together: one cost per instruction, the cheapest found in
@@ -186,7 +185,6 @@ def price(
   Args:
     programs: of `compile_all`.
     chip: what they run on.
-    num_partitions: how many chips take part in the collectives of each program.
     context: entries of a cache that its longest row fills; infinity for all.
   """
   costs = [hlo.Program(each.as_text(), context).cost() for each, _ in programs]
@@ -196,7 +194,7 @@ def price(
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
 
   def priced(
-    compiled: Any, compile_seconds: float, cost: hlo.Cost, num_parts: int
+    compiled: Any, compile_seconds: float, cost: hlo.Cost
   ) -> ProgramCost:
     memory = compiled.memory_analysis()
     flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
@@ -204,8 +202,8 @@ def price(
     flop_seconds = flops / chip.peak_flops
     launch_seconds = cost.num_instructions * launch
     collective_seconds = sum(
-      _collective_seconds(size, num_parts, chip)
-      for size in cost.collective_bytes
+      each.sent_bytes / chip.link_bandwidth + each.num_hops * _HOP_SECONDS
+      for each in cost.collectives
     )
     # Memory and arithmetic overlap: the longer one is what it takes.
     overlapped = max(memory_seconds, flop_seconds)
@@ -213,7 +211,7 @@ def price(
       memory_bytes=cost.memory_bytes,
       flops=flops,
       num_instructions=int(cost.num_instructions),
-      num_collectives=len(cost.collective_bytes),
+      num_collectives=len(cost.collectives),
       seconds=overlapped + launch_seconds + collective_seconds,
       memory_seconds=memory_seconds,
       flop_seconds=flop_seconds,
@@ -226,22 +224,9 @@ def price(
     )
 
   return [
-    priced(*program, cost, num_parts)
-    for program, cost, num_parts in zip(
-      programs, costs, num_partitions, strict=True
-    )
+    priced(*program, cost)
+    for program, cost in zip(programs, costs, strict=True)
   ]
-
-
-def _collective_seconds(
-  num_bytes: float, num_partitions: int, chip: Chip
-) -> float:
-  """Returns the seconds of a ring's all-reduce, which bound the others'."""
-  # A ring of n chips passes each byte on n - 1 times to add, and n - 1 times to
-  # share the sum; every hop carries 1 / n of the array.
-  hops = 2 * (num_partitions - 1)
-  moved = hops / num_partitions * num_bytes
-  return moved / chip.link_bandwidth + hops * _HOP_SECONDS
 
 
 def tree_bytes(tree: Any) -> int:

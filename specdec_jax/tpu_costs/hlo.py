@@ -9,6 +9,7 @@ names its memory space, `S(n)` being on the chip.
 import dataclasses
 import math
 import re
+from typing import NamedTuple
 
 # `f32[8,4]{1,0:S(1)}`: 32 elements of 32 bits, axis 1 fastest, on the chip.
 _SHAPE = re.compile(r'([a-z]+(\d*)\w*)\[([\d,]*)\](?:\{([^}:]*)([^}]*)\})?')
@@ -24,8 +25,6 @@ _CALLS = re.compile(
 _FREE = (
   *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
   *('after-all', 'partition-id', 'replica-id', 'optimization-barrier'),
-  *('copy-done', 'slice-done', 'async-done', 'send-done', 'recv-done'),
-  *('all-reduce-done', 'all-gather-done', 'collective-permute-done'),
 )
 _COLLECTIVES = (
   *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
@@ -34,6 +33,13 @@ _COLLECTIVES = (
 # The loop of `attention.attend` over the blocks of a cache that rows use.
 _BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
+# The chips that exchange: a list of groups, `{{0,1},{2,3}}`; groups by size,
+# `[2,2]<=[4]`; or axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, of which
+# `'b':(2)2` is a part of size 2.
+_GROUPS = re.compile(
+  r'replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]'
+  r'|mesh\[([^\]]*)\][^{]*\{([^}]*)\})'
+)
 # The time of instructions below this does not depend on the bytes they move.
 _SMALL_BYTES = 16_384
 
@@ -70,6 +76,14 @@ class Instruction:
     return sum(s.num_bytes for s in self.outputs if not s.is_on_chip)
 
 
+class Collective(NamedTuple):
+  """What a collective takes on a ring: the bytes that each chip sends, and hops
+  from chip to chip, one after the other."""
+
+  sent_bytes: float
+  num_hops: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
   """What one run of a program costs a device.
@@ -78,14 +92,14 @@ class Cost:
     memory_bytes: read from and written to main memory.
     num_instructions: executed one after the other; transfers that run beside
       them and scalars are not among them.
-    collective_bytes: results of collectives; one entry for each that is run.
+    collectives: one entry for each that is run.
     cycles: the compiler's own estimate, as far as it made one.
     small_cycles: the estimates for instructions that move next to nothing.
   """
 
   memory_bytes: float = 0.0
   num_instructions: float = 0.0
-  collective_bytes: tuple[float, ...] = ()
+  collectives: tuple[Collective, ...] = ()
   cycles: float = 0.0
   small_cycles: tuple[float, ...] = ()
 
@@ -99,7 +113,7 @@ class Cost:
       self,
       memory_bytes=self.memory_bytes * count,
       num_instructions=self.num_instructions * count,
-      collective_bytes=self.collective_bytes * count,
+      collectives=self.collectives * count,
       cycles=self.cycles * count,
     )
 
@@ -113,6 +127,8 @@ class Program:
     self.context = context
     self.computations: dict[str, dict[str, Instruction]] = {}
     self.entry = ''
+    found = re.search(r'^HloModule .* num_partitions=(\d+)', text, re.M)
+    self.num_partitions = int(found[1]) if found else 1
     name = ''
     # A computation is a header, `%body (p: f32[8]) -> f32[8] {`, and below it
     # an instruction per line; the one that the program begins with is ENTRY.
@@ -136,54 +152,107 @@ class Program:
     return sum(costs, Cost())
 
   def _instruction_cost(self, within: str, instruction: Instruction) -> Cost:
-    opcode, attributes = instruction.opcode, instruction.attributes
-    if opcode in _FREE:
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith(('-done', '-update')):
       return Cost()
     if opcode in ('while', 'conditional', 'call'):
       inner = [self.cost(name) for name in instruction.called]
       # Takes the dearer branch: planned is an iteration that drafts.
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
-      # The body of a loop whose trips are unknown counts once, unless it reads
-      # a cache: of 300 entries in blocks of 256, twice.
-      found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
-      count = int(found[1]) if found else 1
-      # A `call` around the loop carries its name, too.
-      blocks = _BLOCKS.search(attributes) if opcode == 'while' else None
-      if blocks and not found:
-        size, capacity = map(int, blocks.groups())
-        count = math.ceil(min(self.context, capacity) / size)
+      count = self._num_trips(instruction) if opcode == 'while' else 1
       return sum(inner, Cost()).times(count)
     # `all-reduce-start` runs beside what follows, up to its `-done`.
     is_beside = opcode.endswith('-start')
-    kind = opcode.removesuffix('-start')
     memory_bytes = self._memory_bytes(within, instruction)
-    found = re.search(r'"estimated_cycles":"(\d+)"', attributes)
+    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
     cycles = float(found[1]) if found else 0.0
     is_scalar = all(shape.num_elements <= 1 for shape in instruction.outputs)
     is_counted = not is_beside and (opcode == 'fusion' or not is_scalar)
     is_small = cycles > 0 and memory_bytes < _SMALL_BYTES
-    sizes = [shape.num_bytes for shape in instruction.outputs]
     return Cost(
       memory_bytes=memory_bytes,
       num_instructions=float(is_counted),
-      collective_bytes=(max(sizes, default=0.0),) * (kind in _COLLECTIVES),
+      collectives=self._collectives(within, instruction),
       cycles=cycles,
       small_cycles=(cycles,) * is_small,
     )
 
+  def _num_trips(self, loop: Instruction) -> int:
+    """Counts how often the body of a loop runs; once if nobody knows."""
+    if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+      return int(found[1])
+    # Of a cache of 300 entries, in blocks of 256: twice.
+    if blocks := _BLOCKS.search(loop.attributes):
+      size, capacity = map(int, blocks.groups())
+      return math.ceil(min(self.context, capacity) / size)
+    # The TPU compiler writes no counts: jax's counter, which begins at 0, is
+    # compared with a constant.
+    [name] = re.findall(r'condition=%?([\w.\-]+)', loop.attributes)
+    test = self._root(name)
+    if 'direction=LT' in test.attributes:
+      bound = self.computations[name][test.operands[1]]
+      if bound.opcode == 'constant':
+        return int(bound.operands[0])
+    return 1
+
+  def _collectives(
+    self, within: str, instruction: Instruction
+  ) -> tuple[Collective, ...]:
+    """Finds what an instruction, or what it wraps, sends to other chips."""
+    if instruction.opcode in ('fusion', 'async-start'):
+      return tuple(
+        found
+        for body in instruction.called
+        for each in self.computations[body].values()
+        for found in self._collectives(body, each)
+      )
+    kind = instruction.opcode.removesuffix('-start')
+    if kind not in _COLLECTIVES:
+      return ()
+    held = sum(each.num_bytes for each in self._operands(within, instruction))
+    if kind == 'collective-permute':
+      return (Collective(held, 1),)
+    # A ring of n chips hands on a share, 1 / n of the whole, n - 1 times; it is
+    # what a chip holds before an all-gather. With 12 bytes in all and n = 4,
+    # three shares of 3 bytes are sent.
+    size = self._group_size(instruction)
+    shares = [held if kind == 'all-gather' else held / size]
+    # An all-reduce adds in this way, then spreads the sums, often in a narrower
+    # type; in `all-reduce-scatter` each chip keeps its own share of them.
+    if kind == 'all-reduce' and not within.startswith('all-reduce-scatter'):
+      shares.append(instruction.num_bytes / size)
+    hops = size - 1
+    return (Collective(hops * sum(shares), hops * len(shares)),)
+
+  def _group_size(self, instruction: Instruction) -> int:
+    """Counts the chips that take part in a collective together."""
+    found = _GROUPS.search(instruction.attributes)
+    if not found:  # All of them.
+      return self.num_partitions
+    first, size, mesh, axes = found.groups('')
+    if mesh:
+      sizes = dict(re.findall(r"('[^']*')=(\d+)", mesh))
+      parts = re.findall(r"('[^']*')(?::\(\d+\)(\d+))?", axes)
+      return math.prod(int(part or sizes[axis]) for axis, part in parts)
+    return int(size or first.count(',') + 1)
+
+  def _operands(
+    self, within: str, instruction: Instruction
+  ) -> list[Instruction]:
+    return [self.computations[within][name] for name in instruction.operands]
+
   def _memory_bytes(self, within: str, instruction: Instruction) -> float:
     """Counts the bytes that cross between main memory and the chip."""
-    operands = [
-      self.computations[within].get(name) for name in instruction.operands
-    ]
+    operands = self._operands(within, instruction)
     opcode = instruction.opcode
-    if opcode in ('copy-start', 'slice-start'):
-      # (destination, source, ...) or ((source), destination, ...).
-      moved = instruction.outputs[int(opcode == 'slice-start')]
-      source = operands[0].outputs[0] if operands[0] else moved
+    if opcode == 'slice-start':  # ((source), destination, ...).
+      source, moved, *_ = instruction.outputs
       sides = (not source.is_on_chip) + (not moved.is_on_chip)
       return sides * moved.num_bytes
+    # What is started has its operands among its outputs, beside its results.
+    if opcode.endswith('-start') and opcode != 'all-reduce-start':
+      return instruction.memory_bytes
     # A fusion reads of an operand what its body slices, and writes of a cache
     # that it updates in place only the update.
     if opcode == 'fusion' and instruction.called:
@@ -191,7 +260,7 @@ class Program:
       read = sum(
         min(self._read(body, self._parameter(body, i)), operand.memory_bytes)
         for i, operand in enumerate(operands)
-        if operand and operand.memory_bytes
+        if operand.memory_bytes
       )
       if not instruction.memory_bytes:
         return read
@@ -199,13 +268,12 @@ class Program:
       return read + min(written, instruction.memory_bytes)
     # Operands are the buffer, the update and its place: the update is read and
     # written, and the rest of the buffer stays where it is.
-    if opcode == 'dynamic-update-slice':
-      update = operands[1]
-      return update.num_bytes + update.memory_bytes if update else 0.0
     written = instruction.memory_bytes
+    if opcode == 'dynamic-update-slice':
+      return operands[1].memory_bytes + min(operands[1].num_bytes, written)
     if opcode in _SLICES:
-      return written + instruction.num_bytes
-    return written + sum(each.memory_bytes for each in operands if each)
+      return written + min(instruction.num_bytes, operands[0].memory_bytes)
+    return written + sum(each.memory_bytes for each in operands)
 
   def _parameter(self, body: str, index: int) -> str:
     operands = (str(index),)
@@ -261,13 +329,16 @@ def parse(line: str) -> Instruction:
   if not found:
     raise ValueError(f'no instruction: {line.strip()[:80]}')
   root, name, shapes, opcode, arguments, attributes = found.groups('')
-  # A parameter's argument is its number, as in `parameter(0)`.
-  operands = re.findall(r'%([\w.\-]+)', arguments)
+  # A parameter's argument is its number, and a constant's its value.
+  is_literal = opcode in ('parameter', 'constant')
+  operands = (
+    [arguments] if is_literal else re.findall(r'%([\w.\-]+)', arguments)
+  )
   return Instruction(
     name=name,
     opcode=opcode,
     outputs=tuple(_shape(found) for found in _SHAPE.finditer(shapes)),
-    operands=(arguments,) if opcode == 'parameter' else tuple(operands),
+    operands=tuple(operands),
     called=tuple(
       name
       for group in _CALLS.findall(attributes)

@@ -184,14 +184,8 @@ def pair_costs(
   _check_fits(workload, memory)
   shapes = tree_shapes(workload, max_gamma) if has_trees else []
   jobs = part_jobs(workload, whole, max_gamma, shapes)
-  costs = aot.price(
-    aot.compile_all(list(jobs.values())),
-    workload.slice.chip,
-    [
-      1 if job.mesh is None else workload.num_partitions
-      for job in jobs.values()
-    ],
-  )
+  compiled = aot.compile_all(list(jobs.values()))
+  costs = aot.price(compiled, workload.slice.chip)
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)

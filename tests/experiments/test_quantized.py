@@ -94,7 +94,7 @@ def test_tree_steps_read_caches_once(monkeypatch, caches):
   shapes = parts.shapes_of(task, tree)
   assert shapes.program.state.target_cache.capacity == 4104
   compiled = aot.compile_all([parts.target_step(shapes, 3, tree)])
-  [cost] = aot.price(compiled, task.slice.chip, [1])
+  [cost] = aot.price(compiled, task.slice.chip)
   least = experiment._read_bytes(decoder)
   least += aot.tree_bytes(shapes.program.state.target_cache)
   assert cost.memory_bytes / least < 1.05

@@ -2,13 +2,20 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import (
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.drafters import DRAFTERS
@@ -147,6 +154,32 @@ def test_the_compiler_counts_as_many_multiply_adds_per_cycle(name):
   [(program, _)] = aot.compile_all([aot.Job(product, mesh=None)])
   cycles = hlo.Program(program.as_text()).cost().cycles
   assert 0.65 < size**3 / cycles / slice_.chip.multiply_adds < 1
+
+
+@pytest.mark.tpu
+@needs_libtpu
+def test_a_reduce_scatter_is_priced_as_compiled():
+  """The compiler fuses an all-reduce, padded, and the slice that is kept."""
+  slice_, size = aot.find_slice('v5e:2x2'), 2048
+  mesh = Mesh(np.array(slice_.devices), ('chips',))
+  whole, split = PartitionSpec(), PartitionSpec('chips')
+  matrix = jax.ShapeDtypeStruct(
+    (size, size), jnp.bfloat16, sharding=NamedSharding(mesh, whole)
+  )
+  scatter = functools.partial(
+    jax.lax.psum_scatter, axis_name='chips', tiled=True
+  )
+  scattered = jax.shard_map(
+    scatter, mesh=mesh, in_specs=whole, out_specs=split, check_vma=False
+  )
+  programs = aot.compile_all(
+    [aot.Job(Part(jax.jit(scattered), (matrix,)), mesh)]
+  )
+  assert 'calls=%all-reduce-scatter' in programs[0][0].as_text()
+  [cost] = aot.price(programs, slice_.chip)
+  # Three of four shares, and three hops of a microsecond.
+  seconds = 3 / 4 * 2 * size**2 / slice_.chip.link_bandwidth + 3e-6
+  assert seconds <= cost.collective_seconds < 1.2 * seconds
 
 
 @pytest.mark.tpu

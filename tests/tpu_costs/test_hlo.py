@@ -61,7 +61,7 @@ def test_bytes_count_where_they_cross_into_main_memory():
   # fusion only renames them; the index, where a fusion reads it.
   assert cost.memory_bytes == pytest.approx(2 * row + 2 * weights, abs=16)
   assert cost.num_instructions == 4
-  assert cost.collective_bytes == (4 * 128,)
+  assert cost.collectives == (hlo.Collective(4 * 128, 2),)  # Of two chips.
   assert cost.cycles == 6300
   assert sorted(cost.small_cycles) == [600, 700, 5000]
 
@@ -117,6 +117,121 @@ ENTRY %main (a: f32[8,16]) -> (f32[8,16]) {
 """
   found = copies.in_loops(hlo.Program(text), 8 * 16)
   assert found == ['flipped', 'turned', 'again']
+
+
+# Of an array of 64 rows, each of n chips has all rows or 64 / n.
+_ROW = 2 * 128
+_COLLECTIVES = """
+HloModule exchange, is_scheduled=true, num_partitions=4
+
+%async_computation (q0: bf16[64,128]) -> bf16[{rows},128] {{
+  %q0 = bf16[64,128]{{1,0}} parameter(0)
+  ROOT %inner = bf16[{rows},128]{{1,0}} reduce-scatter(%q0), channel_id=2, {groups}, dimensions={{0}}, to_apply=%add
+}}
+
+%all-reduce-scatter.1 (r0: bf16[64,128]) -> bf16[{rows},128] {{
+  %r0 = bf16[64,128]{{1,0}} parameter(0)
+  %added = bf16[64,128]{{1,0}} all-reduce(%r0), channel_id=3, {groups}, to_apply=%add
+  ROOT %kept = bf16[{rows},128]{{1,0}} dynamic-slice(%added), dynamic_slice_sizes={{{rows},128}}
+}}
+
+%body (s: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {{
+  %s = (s32[], bf16[64,128]{{1,0}}) parameter(0)
+  %full = bf16[64,128]{{1,0}} get-tuple-element(%s), index=1
+  %share = bf16[{rows},128]{{1,0}} slice(%full), slice={{[0:{rows}], [0:128]}}
+  %x = {exchange}
+  %i = s32[] get-tuple-element(%s), index=0
+  %one = s32[] constant(1)
+  %more = s32[] add(%i, %one)
+  ROOT %next = (s32[], bf16[64,128]{{1,0}}) tuple(%more, %full)
+}}
+
+%go (t: (s32[], bf16[64,128])) -> pred[] {{
+  %three = s32[] constant(3)
+  %t = (s32[], bf16[64,128]{{1,0}}) parameter(0)
+  %j = s32[] get-tuple-element(%t), index=0
+  ROOT %lt = pred[] compare(%j, %three), direction=LT
+}}
+
+ENTRY %main (a: bf16[64,128]) -> (s32[], bf16[64,128]) {{
+  %a = bf16[64,128]{{1,0}} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], bf16[64,128]{{1,0}}) tuple(%zero, %a)
+  ROOT %loop = (s32[], bf16[64,128]{{1,0}}) while(%start), condition=%go, body=%body
+}}
+"""  # noqa: E501
+# Beside each at once: started only, and wrapped in a computation.
+_FORMS = {
+  'all-reduce': (
+    'bf16[64,128] all-reduce(%full), {groups}, to_apply=%add',
+    'bf16[64,128] all-reduce-start(%full), {groups}, to_apply=%add',
+  ),
+  'reduce-scatter': (
+    'bf16[{rows},128] reduce-scatter(%full), {groups}, to_apply=%add',
+    '((bf16[64,128]), bf16[{rows},128]) reduce-scatter-start(%full), {groups}',
+    '((bf16[64,128]), bf16[{rows},128]) async-start(%full), '
+    'calls=%async_computation',
+    'bf16[{rows},128] fusion(%full), kind=kCustom, calls=%all-reduce-scatter.1',
+  ),
+  'all-gather': (
+    'bf16[64,128] all-gather(%share), {groups}, dimensions={{0}}',
+    '(bf16[{rows},128], bf16[64,128]) all-gather-start(%share), {groups}',
+  ),
+}
+
+
+def collectives(exchange: str, groups: str, size: int) -> hlo.Cost:
+  names = {'groups': f'replica_groups={groups}', 'rows': 64 // size}
+  text = _COLLECTIVES.format(exchange=exchange.format(**names), **names)
+  return hlo.Program(text).cost()
+
+
+@pytest.mark.parametrize(
+  ('groups', 'size'),
+  [
+    ('{}', 4),
+    ('{{0,1,2,3}}', 4),
+    ('[1,4]<=[4]', 4),
+    ("mesh['a'=1,'b'=2,'c'=2] {'b','c'}", 4),
+    ('{{0,1},{2,3}}', 2),
+    ('[2,2]<=[4]', 2),
+    ('[2,2]<=[2,2]T(1,0)', 2),
+    ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", 2),
+    ("mesh['a'=4] {'a':(2)2}", 2),
+  ],
+)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(groups, size):
+  """In a loop of three trips, on rings as large as the groups of chips."""
+  # Each chip hands on all shares but one, and in an all-reduce does so twice.
+  half = hlo.Collective((64 - 64 // size) * _ROW, size - 1)
+  whole = hlo.Collective(2 * half.sent_bytes, 2 * half.num_hops)
+  for kind, forms in _FORMS.items():
+    expected = whole if kind == 'all-reduce' else half
+    for form in forms:
+      found = collectives(form, groups, size)
+      assert found.collectives == (expected,) * 3, form
+
+
+def test_several_arrays_are_exchanged_in_one_collective():
+  several = '(bf16[64,128], bf16[16,128]) all-reduce(%full, %share), {groups}'
+  cost = collectives(several, '{{0,1,2,3}}', 4)
+  assert cost.collectives[0] == hlo.Collective(2 * (64 + 16) * 3 / 4 * _ROW, 6)
+
+
+def test_sums_are_spread_in_their_own_type():
+  wide = 'f32[64,128] convert(%full)'
+  narrow = 'bf16[64,128] all-reduce(%x), {groups}, to_apply=%add'
+  cost = collectives(f'{wide}\n  %y = {narrow}', '{}', 4)
+  assert cost.collectives[0] == hlo.Collective(3 / 4 * (2 + 1) * 64 * _ROW, 6)
+
+
+def test_a_permutation_sends_what_a_chip_has_to_one_other():
+  to_next = '(bf16[64,128], bf16[64,128], u32[]{{:S(2)}}, u32[]{{:S(2)}}) '
+  to_next += 'collective-permute-start(%full), source_target_pairs={{{{0,1}}}}'
+  cost = collectives(to_next, '{}', 4)
+  assert cost.collectives == (hlo.Collective(64 * _ROW, 1),) * 3
+  # The slice beside it reads and writes 16 rows, and the counter is a word.
+  assert cost.memory_bytes == 3 * (2 * (64 + 16) * _ROW + 3 * 4)
 
 
 def test_text_that_is_no_module_is_refused():
