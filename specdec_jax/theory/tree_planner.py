@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec_jax.theory import planner, trees
+from specdec_jax.theory.acceptance import in_range
 from specdec_jax.theory.costs import Costs
 from specdec_jax.theory.planner import Forecast
 
@@ -46,7 +47,7 @@ def plan(
   """
   max_nodes = costs.max_gamma if max_nodes is None else max_nodes
   costs.check_gamma(max_nodes)
-  planner.in_range('max_nodes', max_nodes, 2)
+  in_range('max_nodes', max_nodes, 2)
   tree = _fastest(rates, costs, max_nodes)
   depth = max(trees.depths(tree))
   choice = planner.forecast(

@@ -159,9 +159,11 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
   assert_refused(
     run('plan', '--costs', path), 'tree_seconds needs 2 times, got 1'
   )
-  # Drafters that draft chains alone were measured without ranks.
-  result = run('plan', '--costs', written(folder), '--json', '-')
-  assert json.loads(result.out)['plans'][0]['tree'] is None
+  # Of drafters that draft chains alone there are neither ranks nor trees.
+  for source in ('measured', 'compiled'):
+    path = written(folder, source=source)
+    result = run('plan', '--costs', path, '--json', '-')
+    assert json.loads(result.out)['plans'][0]['tree'] is None
   path = written(folder, rank_rates='many')
   assert_refused(run('plan', '--costs', path), 'rank_rates')
   path = written(folder, rank_rates=[0.9, 0.8])

@@ -218,11 +218,11 @@ def _compile(args: argparse.Namespace) -> Figures:
     num_partitions=args.num_partitions
     or workloads.default_num_partitions(slice_, batch_size),
   )
-  pair = parts.pair_costs(task, max_gamma=max_gamma)
+  pair = dataclasses.asdict(parts.pair_costs(task, max_gamma=max_gamma))
   return {
     'kind': KIND,
     'source': 'compiled',
-    **dataclasses.asdict(pair.costs),
+    **pair.pop('costs'),
     'model': args.target,
     'drafter': args.draft or args.drafter,
     'dtype': dtype.name,
@@ -231,9 +231,7 @@ def _compile(args: argparse.Namespace) -> Figures:
     'device': args.topology,
     'num_devices': len(slice_.devices),
     **{name: getattr(task, name) for name in _WORKLOAD},
-    'memory': pair.memory,
-    'notes': list(pair.notes),
-    'programs': dataclasses.asdict(pair)['programs'],
+    **pair,
   }
 
 
@@ -260,7 +258,8 @@ def _tree(
 ) -> tree_planner.TreePlan | None:
   """Finds the best tree; None without room, or for drafters of chains."""
   ranks = found.get('rank_rates')
-  if max_nodes < 2 or (found['source'] == 'measured' and not ranks):
+  # Of a drafter of chains, neither ranks are measured nor trees compiled.
+  if max_nodes < 2 or not (ranks or costs.tree_nodes):
     return None
   if ranks:
     # Measured on few prefixes, a rank may be ahead of the one before it.
