@@ -42,7 +42,7 @@ def path_to(node: int) -> list[int]:
 def assert_close(actual, expected, name: str = ''):
   """Compares logits or caches of the model of a name."""
   # Sums of another width can differ in the last bit, and at a tie an int8 key
-  # then falls to the next of 255 steps, up to 7e-4 in the logits of these models.
+  # then falls to the next of 255 steps: up to 7e-4 in these models' logits.
   limit = 1e-3 if 'int8 cache' in name else 1e-5
   actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
   np.testing.assert_allclose(actual, expected, rtol=limit, atol=limit)
