@@ -142,7 +142,8 @@ def front(root: Path) -> str:
     [
       'Speeds are relative to the fastest plain decoding on the same device: '
       'batch 1, greedy, after the prefill, compilation excluded',
-      f'({_device(table)}, {table["date"]}, commit {table["commit"][:10]}).',
+      f'({_device(table)}, {table["date"]}, commit {table["commit"][:10]}'
+      f'{_doubts(table)}).',
       '',
       *grid,
       '',
@@ -182,6 +183,12 @@ def _kind(row: Cells) -> str:
 
 def _verdict(row: Cells) -> str:
   return {'gain': '', 'even': '', 'loss': ', a loss'}[_kind(row)]
+
+
+def _doubts(table: Cells) -> str:
+  # Each note is on one row.
+  count, where = len(table['notes']), '[in doubt](docs/results.md#speeds)'
+  return f'; times of {count} rows are {where}' if count else ''
 
 
 def _device(table: Cells) -> str:
