@@ -305,7 +305,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     """Log-probabilities of each row at a temperature, by Tunix's network; 0 of
     the first token, which is given."""
     # The loop keeps those at temperature 1.
-    logps_fn, found = self._logps_fn(), []
+    logps_fn = self._logps_fn()
+    found: list[np.ndarray] = []
     # A row per device: the logits of all would be the largest array of a
     # training, and Tunix's networks split the rows of a call.
     num = self._mesh.shape[rules.DATA]
