@@ -55,10 +55,10 @@ EXIT_BROKEN_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand and returns its exit status.
 
-  0; 1 for a failed self-test or a bug; 2 for bad input; 75 for a server that
-  does not answer; 130 for an interrupt, after which all that was written is in
-  place; 141 for a broken pipe (silent). With SPECDEC_TRACEBACK=1 in the
-  environment, errors keep their traceback.
+  0; 1 for a failed self-test or audit, or a bug; 2 for bad input, or logits
+  that are NaN; 75 for a server that does not answer; 130 for an interrupt,
+  after which all that was written is in place; 141 for a broken pipe (silent).
+  With SPECDEC_TRACEBACK=1 in the environment, errors keep their traceback.
   """
   try:
     status = _run(argv)
@@ -104,8 +104,7 @@ def _run(argv: Sequence[str] | None) -> int:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
-  # Reserved for the whole run: another run with this --json would be
-  # overwritten.
+  # Reserved for the whole run: another with this --json would be overwritten.
   with outputs.reserved(getattr(args, 'json', None)):
     return args.run_command(args)
 

@@ -63,8 +63,7 @@ def from_token_files(
     lengths: columns of the encoder's and the decoder's rows, as `inputs` and
       `targets`; the first is ignored where examples have no inputs.
     seed: of the packing and of every epoch's order.
-    vocabulary: the SentencePiece model that the files must have been made with;
-      None takes the one beside them.
+    vocabulary: the SentencePiece model of the files; None for the one beside.
     max_examples_per_row: 1 packs nothing; None sets no limit.
     max_examples: trains on the first so many of every folder; None on all.
     max_validation_rows: validates on the first so many rows; None on all.
@@ -110,15 +109,15 @@ def from_task(
   seed: int = 0,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Makes packed batches of a task, by a name of `text.tasks.find`: a SeqIO
-  task, or a file of text.
+  """Makes packed batches of a SeqIO task or a text file: see `text.tasks.find`.
 
   Texts that are too long are trimmed, and end in EOS all the same, as after
   SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
-  step and stays in memory: 2 bytes per token, and 24 bytes per packed position.
-  The SentencePiece `vocabulary` has `extra_ids` sentinels after its pieces, 100
-  for T5. `validation_name` None is the same SeqIO task, and nothing for a file.
-  Arguments that are not listed are those of `from_token_files` and of `find`.
+  step. Of that packed rows stay in memory, 12 bytes for a position of the
+  encoder and 20 for one of the decoder. The SentencePiece `vocabulary` has
+  `extra_ids` sentinels after its pieces, 100 for T5. `validation_name` None is
+  the same SeqIO task, and nothing for a file. Arguments that are not listed are
+  those of `from_token_files` and of `find`.
 
   Raises ValueError if there is no such task, or it has no targets; ImportError
   if seqio or sentencepiece is needed and not installed.
@@ -149,8 +148,7 @@ def from_task(
 
 
 def _pair(example: tasks.Example, name: str) -> tuple[str | None, str | None]:
-  """Returns the texts of an example of a task; ValueError for a dialogue, or
-  for tokens."""
+  """Returns the texts of an example; ValueError for a dialogue, or tokens."""
   if example.dialogue is not None:
     raise ValueError('"messages" are for infer: training is on texts')
   if example.input_ids is not None or example.target_ids is not None:
@@ -213,10 +211,9 @@ def mix(
   """Mixes batches of several data sets, each drawn with its own probability.
 
   DistillSpec mixes a data set's text with generated text this way. Which one a
-  batch comes from depends on the seed and its position; its position in that
-  data set is the same. Validation and vocabulary are those of the first.
-  ValueError if `ratios` are not one probability per data set, or the data sets
-  have several vocabularies.
+  batch comes from depends on the seed and its position, which is the same in
+  that data set. Validation and vocabulary are those of the first. ValueError if
+  `ratios` are not one probability each, or there are several vocabularies.
   """
   if len(ratios) != len(datasets):
     raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')

@@ -26,8 +26,7 @@ class Texts:
   Tokens are uint16 or int32 `[*]`, offsets int64 `[N + 1]`.
   """
 
-  # Of texts [5, 6, 1] and [7, 1], tokens are [5, 6, 1, 7, 1] and offsets
-  # [0, 3, 5].
+  # Texts [5, 6, 1] and [7, 1]: tokens [5, 6, 1, 7, 1] and offsets [0, 3, 5].
   tokens: np.ndarray
   offsets: np.ndarray
 
@@ -100,9 +99,10 @@ def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
 
 
 def concatenate(files: Sequence[TokenFile]) -> TokenFile:
-  """Puts files one after the other; ValueError if there is none, or only some
-  have inputs."""
-  if len({len(tokens.sides) for tokens in files}) != 1:
+  """Puts files end to end; ValueError if there is none, or some lack inputs."""
+  if not files:
+    raise ValueError('no token file is given')
+  if len({len(tokens.sides) for tokens in files}) > 1:
     raise ValueError('expected files that all have inputs, or all have none')
   sides = {}
   for name in files[0].sides:
@@ -156,13 +156,12 @@ def load(path: str | Path) -> TokenFile:
 
 
 def load_description(folder: str | Path) -> Settings:
-  """Reads what `specdec data prepare` wrote about the files of a folder;
-  ValueError if there is none, or it is damaged."""
+  """Reads what `save_description` wrote; ValueError if missing or damaged."""
   return settings.read(user_path(folder) / DESCRIPTION)
 
 
 def save_description(folder: Path, description: Mapping[str, object]) -> None:
-  """Writes what `load_description` reads."""
+  """Writes what files there are in a folder, and what they were made of."""
   text = json.dumps(dict(description), indent=2, ensure_ascii=False) + '\n'
   (folder / DESCRIPTION).write_text(text, encoding='utf-8')
 

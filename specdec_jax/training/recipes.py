@@ -39,8 +39,7 @@ def distillation_loss(
   kind: str = 'forward_kl',
   beta: float = 0.5,
 ) -> LossFn:
-  """Makes a loss: the divergence of drafter and target at the positions of a
-  text.
+  """Makes a loss: the divergence of drafter and target along a text.
 
   DistillSpec (Zhou et al., arXiv 2310.08461) minimises it over the data set's
   text, the target's or the drafter's own. What it reports as correct is where
@@ -110,9 +109,8 @@ def rewrite_targets(
 
   A drafter that learns from them with plain cross entropy is one of
   sequence-level distillation (Kim and Rush, arXiv 1606.07947). Example i
-  depends on the seed and on i, not on its batch. `report` is told after every
-  batch how many examples it had. ValueError if there are no inputs or no
-  encoder, or the model's logits are NaN.
+  depends on the seed and on i, not on its batch. `report` is told the size of
+  every batch. ValueError if there are no inputs or no encoder, or NaN logits.
   """
   if tokens.inputs is None:
     raise ValueError('these examples have no inputs to decode')
@@ -188,7 +186,7 @@ def drafter_texts(
   folders = [user_path(name) for name in names]
   files = [token_files.load(path / 'train.npz') for path in folders]
   inputs = token_files.concatenate(files)
-  how = _rewriting(folders[0], lengths['targets'], temperature)
+  how = rewriting(folders[0], lengths['targets'], temperature)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
   digest = agreement.of_arrays([*map(vars, inputs.sides.values())])
   settings = repr((digest, how, num_examples, refresh_period, seed))
@@ -201,8 +199,7 @@ def drafter_texts(
       return
     path = user_path(folder) / f'drafter_text_{text}_{mark}.npz'
     if not path.is_file():
-      # Text 1 of 64 examples each has inputs 64 to 127 of the order, and the
-      # order begins again at its end.
+      # Text 1 of 64 examples each has inputs 64 to 127 of an endless order.
       first = text * num_examples
       chosen = order[np.arange(first, first + num_examples) % len(order)]
       some = token_files.take(inputs, chosen)
@@ -225,16 +222,17 @@ def drafter_texts(
   )
 
 
-def _rewriting(
-  folder: Path, max_new_tokens: int, temperature: float
+def rewriting(
+  folder: Path, length: int, temperature: float, batch_size: int = 64
 ) -> Rewriting:
-  """Makes the settings of targets for a folder of token files."""
+  """Makes the settings of targets, up to `length`, for a folder's tokens."""
   vocabulary = token_files.load_description(folder).at('vocabulary')
   return Rewriting(
-    max_new_tokens=max_new_tokens,
+    max_new_tokens=length,
     eos_id=vocabulary.count('eos_id', least=0),
     vocab_size=vocabulary.count('size'),
     temperature=temperature,
+    batch_size=batch_size,
   )
 
 

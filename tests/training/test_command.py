@@ -193,6 +193,17 @@ def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
     assert lines(name) == lines('unbroken')
 
 
+def test_a_split_that_no_description_counts_is_rewritten(folder, tmp_path):
+  tokens, out = tmp_path / 'tokens', tmp_path / 'out'
+  shutil.copytree(folder / 'tokens', tokens)
+  shutil.copy(tokens / 'validation.npz', tokens / 'extra.npz')
+  model = f'{folder / "run/model"}'
+  options = ('--model', model, '--tokens', f'{tokens}', '--out', f'{out}')
+  assert cli.main(['data', 'rewrite', *options, '--splits', 'extra']) == 0
+  split = token_files.load_description(out).at('splits').at('extra')
+  assert split.text('written_by') == model
+
+
 @pytest.mark.slow
 def test_a_drafter_is_distilled(folder):
   """Text of the target, text of the drafter, and the divergence as a loss."""

@@ -100,6 +100,8 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   (folders[0] / 'train.npz').unlink()
   with pytest.raises(ValueError, match='there is no'):
     datasets.from_token_files(names[:1], **settings)
+  with pytest.raises(ValueError, match='no token file is given'):
+    datasets.from_token_files([], **settings)
 
 
 def test_a_file_of_text_is_a_task(tmp_path):

@@ -22,12 +22,10 @@ from specdec_jax.training import recipes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  actions = parser.add_subparsers(
-    dest='action', metavar='action', required=True
-  )
+  group = parser.add_subparsers(dest='action', metavar='action', required=True)
   for name, (add_options, function) in _ACTIONS.items():
     text = function.__doc__ or ''
-    action = actions.add_parser(
+    action = group.add_parser(
       name,
       help=text.partition(':')[0],
       description=text,
@@ -57,9 +55,8 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
 
 def _vocabulary(args: argparse.Namespace) -> int:
   """train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2"""
-  outputs.check(
-    {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
-  )
+  inputs = {f'--inputs {path}': path for path in args.inputs}
+  outputs.check({'--out': args.out}, inputs)
   files = []
   for path in map(user_path, args.inputs):
     sources = preparation.find(path)
@@ -78,9 +75,8 @@ def _vocabulary(args: argparse.Namespace) -> int:
 
 
 def _new_folder(args: argparse.Namespace) -> AbstractContextManager[Path]:
-  return replacing.folder(
-    user_path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
-  )
+  mark = token_files.DESCRIPTION
+  return replacing.folder(args.out, mark, overwrite=args.overwrite)
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
@@ -94,13 +90,11 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
   )
   needed('--vocabulary', metavar='MODEL', help='a SentencePiece model')
   needed('--out', metavar='DIR', help='new folder')
-  lengths = parser.add_argument_group('lengths, in tokens with EOS')
-  number = functools.partial(
-    lengths.add_argument, type=positive_int, default=64
-  )
+  group = parser.add_argument_group('lengths, in tokens with EOS')
+  number = functools.partial(group.add_argument, type=positive_int, default=64)
   number('--max_input_tokens', help='most of an input')
   number('--max_target_tokens', help='most of a target, or of a text')
-  lengths.add_argument(
+  group.add_argument(
     '--too_long',
     choices=['drop', 'trim', 'split'],
     default='drop',
@@ -203,15 +197,13 @@ def _write(args: argparse.Namespace) -> int:
   texts = from_flags.texts_alone(prompts.read(None, args.prompts))
   writing = from_flags.named(write_texts.Writing, args, prompts=texts)
   model = Model(checkpoint=args.model, dtype=args.dtype)
-  write_texts.write(
-    model, writing, args.out, say=functools.partial(print, flush=True)
-  )
+  say = functools.partial(print, flush=True)
+  write_texts.write(model, writing, args.out, say=say)
   return 0
 
 
 def _rewrite(args: argparse.Namespace) -> int:
-  """give token files the targets that a model writes: distillation needs
-  them"""
+  """give token files the targets that a model writes: for distillation"""
   source = user_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
@@ -219,14 +211,8 @@ def _rewrite(args: argparse.Namespace) -> int:
     raise ValueError(f'{source} has no {", ".join(missing)}')
   config, params = recipes.read_t5(args.model, jnp.dtype(args.dtype))
   _check_model_vocabulary(args.model, source)
-  words = description.at('vocabulary')
-  how = recipes.Rewriting(
-    max_new_tokens=description.at('lengths').count('targets'),
-    eos_id=words.count('eos_id', least=0),
-    vocab_size=words.count('size'),
-    temperature=args.temperature,
-    batch_size=args.batch_size,
-  )
+  length = description.at('lengths').count('targets')
+  how = recipes.rewriting(source, length, args.temperature, args.batch_size)
   counts = dict(description.at('splits').values)
   with _new_folder(args) as folder:
     # Copies the vocabulary, and splits that are not rewritten.
@@ -242,7 +228,7 @@ def _rewrite(args: argparse.Namespace) -> int:
       token_files.save(file, rewritten)
       # Counts of what was dropped stay: the inputs are the same.
       counts[split] = {
-        **counts[split],
+        **description.at('splits').at(split).values,
         'target_tokens': rewritten.targets.tokens.size,
         'sha256': token_files.sha256_of(file.read_bytes()),
         'written_by': args.model,
