@@ -33,14 +33,12 @@ Shardings = Callable[[Weights], Weights]
 _ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
 
 
-def _vocabulary_in(
-  folders: Callable[[Path], Iterable[Path]],
-) -> _ReadVocabulary:
+def _vocabulary_in(places: Callable[[Path], Iterable[Path]]) -> _ReadVocabulary:
   """Reads the vocabulary of the first folder that has one."""
   return lambda path, num_rows: next(
     (
       vocabulary_files.read(folder, num_rows=num_rows)
-      for folder in folders(path)
+      for folder in places(path)
       if vocabulary_files.is_in(folder)
     ),
     None,
@@ -61,13 +59,10 @@ class Format(NamedTuple):
       or to None if the checkpoint has none.
     needs_sizes: whether a user says what the sizes are.
     in_slices: whether a process reads only what its own devices hold.
-    write: `(folder, config, params, step)`, into an existing folder; the file
-      that `matches` looks for is written last. None for a format that is only
-      read.
-    files: names of the files that `write` writes. Every folder of this format
-      has the first of them.
-    is_part: `(folder)` to whether a folder within one of this format was made
-      by `write`.
+    write: `(folder, config, params, step)`, into an existing folder, what
+      `matches` looks for last. None for a format that is only read.
+    files: names of the files that `write` writes; all folders have the first.
+    is_part: `(folder)` to whether `write` made a folder within another.
     read_step: `(path)` to the training steps taken; None if it is not stored.
     read_weights: `(path)` to how the parameters are packed, as
       `quantized.bits_of` reads it; to None where they are whole.
@@ -153,16 +148,14 @@ def on_host() -> contextlib.AbstractContextManager[object]:
 
 
 def read_whole_params(path: Path, config: AnyConfig) -> Weights:
-  """Reads parameters as `read_params`, to be trained or trained for; ValueError
-  if they are packed."""
+  """Reads parameters to train, or to train for; ValueError if packed."""
   if weights := find(path).read_weights(path):
     raise ValueError(f'{path} is packed in {weights}: give the whole weights')
   return read_params(path, config)
 
 
 def parts(path: Path) -> list[Path]:
-  """Returns the files and folders that the sizes and the parameters of a model
-  are in; raises ValueError if it is of no format."""
+  """Returns the files of a model's sizes and parameters; ValueError if none."""
   # These files are digested: others beside them may change.
   found = find(path)
   if found.is_part(path):

@@ -64,8 +64,7 @@ def load(
       vocabulary, where the model's own folder has none or another is wanted.
 
   Raises:
-    ValueError: if the name is none of these, or the files are not those of a
-      supported model.
+    ValueError: if the name is none of these, or the model not supported.
     ImportError: if a package that reads them is not installed.
   """
   path = locate(name)
@@ -157,9 +156,8 @@ def read_vocabulary(
 def vocabulary_of(
   path: Path, config: Config, given: AnyVocabulary | str | None = None
 ) -> AnyVocabulary:
-  """Returns the vocabulary that is given, itself or by the path of its files,
-  or else the model's own; ValueError if there is none, or as
-  `check_vocabulary`."""
+  """Returns the vocabulary that is given, itself or by a path, or else the
+  model's own; ValueError if there is none, or as `check_vocabulary`."""
   if given is None:
     found = read_vocabulary(path, num_rows=config.vocab_size)
   elif isinstance(given, str):

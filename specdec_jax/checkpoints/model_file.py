@@ -33,8 +33,7 @@ def write(folder: Path, config: AnyConfig, weights: str | None = None) -> None:
 
 def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   """Returns the sizes in a model.json, given its path or its folder's; `dtype`
-  None means as written. Raises ValueError if the file is missing or broken, or
-  has fields that the network has not."""
+  None means as written. ValueError if the file is missing or broken."""
   if path.is_dir():
     path = path / NAME
   contents = settings.read(path)
@@ -71,8 +70,7 @@ def param_shapes(config: AnyConfig, weights: str | None) -> Weights:
 
 
 def _read_fields(stated: Settings, cls: type) -> Json:
-  """Returns the stated fields of a dataclass, which itself refuses those that
-  it has not, and the lack of others."""
+  """Returns the fields that are stated; the class itself refuses others."""
   types = {field.name: field.type for field in dataclasses.fields(cls)}
   return {
     name: _read_field(stated, name, types[name]) if name in types else value

@@ -65,8 +65,7 @@ def write_tree(folder: Path, tree: Weights) -> None:
 
 
 def text_of(folder: Path) -> str:
-  """Returns a folder's path as text for Orbax; ValueError for a name that it
-  would take for a pattern."""
+  """Returns a folder's path as text; ValueError for what Orbax would expand."""
   # Orbax would find its own files by the pattern, or none, or others.
   if glob.has_magic(str(folder)):
     raise ValueError(f'{folder}: Orbax takes *, ? and [ for patterns')
@@ -94,8 +93,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
       continue
     if entry.at('value_metadata').flag('skip_deserialize', False):
       continue  # An empty branch of the tree.
-    # OCDBT keeps all arrays of a tree in one store, by the names that their
-    # folders would have.
+    # OCDBT keeps all arrays in one store, by the names of their folders.
     kvstore: Json = stored_arrays.kvstore(folder / file_name)
     if is_ocdbt:
       base = stored_arrays.kvstore(folder)
@@ -111,8 +109,7 @@ def _keys(entry: Settings) -> list[str]:
     isinstance(key, dict) and key.get('key')
     for key in (keys if isinstance(keys, list) else [])
   ]
-  # Dots alone would lead to the folder above, and half of a surrogate pair is
-  # not text.
+  # Dots alone lead to the folder above; half of a surrogate pair is no text.
   is_name = lambda name: (
     isinstance(name, str)
     and name.strip('.') != ''

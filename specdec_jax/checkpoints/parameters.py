@@ -16,8 +16,7 @@ from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.quantized import SCALE
 
-# Other formats store matrices as `[out, in]`, and positions as `[buckets,
-# heads]`.
+# Other formats have matrices as `[out, in]`, positions as `[buckets, heads]`.
 _TRANSPOSED = ('/kernel', '/rel_embedding')
 # On a CPU jax copies an array unless its memory is aligned to so many bytes.
 _ALIGNMENT = 64
@@ -32,8 +31,7 @@ class Parameter:
     name: in the file.
     shape: in our tree.
     is_transposed: whether the file stores the transpose.
-    dtype: of its own in our tree, that of integers or of their scales; None
-      for that of the others.
+    dtype: in our tree, of integers or their scales; None for all others.
   """
 
   path: str
@@ -88,8 +86,7 @@ def named(
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
   """Returns the name in a file that calls it weight or bias. `names` are those
   of the branches, `layer` that of `layers_N`, with `{}` in place of the N."""
-  # `layers_3/mlp/wo/kernel` and `model.layers.{}` are, by the names of Llama,
-  # `model.layers.3.mlp.down_proj.weight`.
+  # A Llama's `layers_3/mlp/wo/kernel`: `model.layers.3.mlp.down_proj.weight`.
   branch, leaf = path.rsplit('/', 1)
   prefix = ''
   if branch.startswith('layers_'):

@@ -76,8 +76,7 @@ class RemoteFile:
 
 # The open file that has each tensor, by name.
 Tensors = dict[str, TensorFile]
-# The tensors that a network needs, and its parameters, by their names in the
-# file.
+# The tensors that a network needs, and its parameters, by the file's names.
 Needed = tuple[Tensors, tuple[Parameter, ...]]
 
 
@@ -151,10 +150,8 @@ def read_params(
   """Returns our tree of all the parameters of a network, in `dtype`.
 
   `handles` are of `open_tensors`, without those that the network does not need;
-  `folder` is for the errors.
-
-  ValueError if a tensor is missing, unexpected, of another shape or type, or
-  not finite.
+  `folder` is for the errors: ValueError if a tensor is missing, unexpected, of
+  another shape or type, or not finite.
   """
   slices = {name: each.get_slice(name) for name, each in handles.items()}
   shapes = {name: each.get_shape() for name, each in slices.items()}

@@ -13,8 +13,7 @@ from specdec_jax.models.layers import Weights
 
 
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
-  """Writes a model that `read_params` reads, over what is in the folder; see
-  `safetensors_folder.write_params`."""
+  """Writes a model, over what is there; raises as `write_params`."""
   params = quantized.in_bytes(params)
   weights = quantized.name_of(params)
   wanted = _parameters(config, weights)

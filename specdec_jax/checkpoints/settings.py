@@ -58,9 +58,8 @@ class Settings:
       raise ValueError(f'{self.path} has no {name}: expected {expected}')
     if isinstance(value, np.ndarray):  # As a GGUF file has numbers.
       value = value[: _short.maxlist + 1].tolist()
-    raise ValueError(
-      f'{self.path}: {name} is {_short.repr(value)}, expected {expected}'
-    )
+    shown = _short.repr(value)
+    raise ValueError(f'{self.path}: {name} is {shown}, expected {expected}')
 
   def refuse_others(self, without_effect: Collection[str]) -> None:
     """Raises ValueError for a key, of any section, that was never read and is
@@ -141,9 +140,7 @@ class Settings:
     )
     return value if isinstance(value, list) else [value]
 
-  def expect(
-    self, key: str, expected: bool | int | float | str, why: str = ''
-  ) -> None:
+  def expect(self, key: str, expected: float | str, why: str = '') -> None:
     """Raises ValueError unless a key has this value, or is absent; `why` goes
     on with the sentence."""
     readers: dict[type, Callable[..., object]] = {
@@ -198,8 +195,7 @@ def _all(is_right: _IsRight) -> _IsRight:
 
 
 def _is_finite(value: object) -> bool:
-  # JSON's true is an int to Python, its Infinity and NaN are floats, and its
-  # integers have no largest.
+  # JSON's true is an int to Python, NaN a float, and integers have no largest.
   if not isinstance(value, int | float) or isinstance(value, bool):
     return False
   return abs(value) <= sys.float_info.max

@@ -44,9 +44,8 @@ def open_all(
 ) -> dict[str, Stored]:
   """Opens arrays, all at once, by name; reads none of their values.
 
-  `source` is what errors call the checkpoint, here and below. Raises ValueError
-  if an array is not there or is not what its spec says, and ImportError without
-  the tensorstore package.
+  `source` is what errors call the checkpoint, here and below. ValueError if an
+  array is missing or not what its spec says; ImportError without tensorstore.
   """
   # All reads are started before the first is awaited.
   tensorstore = import_tensorstore()
@@ -80,8 +79,7 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # Keeps the first sentence, without sources in brackets: the text can be
-    # pages long.
+    # The first sentence, without sources in brackets, of what can be pages.
     reason = str(error).split(' [')[0].split('; reading')[0]
     if is_in_bucket(source):
       from specdec_jax.files import buckets
@@ -112,11 +110,10 @@ def read_tree(
     expected: a tree of dicts of `jax.ShapeDtypeStruct`. Where a leaf has a
       sharding, this process reads the slices of its own devices, each once, and
       no others. Floats are read of any width, integers of their own.
-    source: what the errors call the checkpoint.
+    source: see `open_all`.
 
   Raises:
-    ValueError: if arrays are missing, unexpected, of other shapes or types, or
-      unreadable.
+    ValueError: if arrays are not those expected, or cannot be read.
   """
   # Compares names, then shapes and types, before anything is read.
   wanted = flatten(expected)
@@ -127,9 +124,8 @@ def read_tree(
     with _damage(source, name, 'read'):
       return _read(arrays[name], wanted[name])
 
-  return jax.tree.unflatten(
-    jax.tree.structure(expected), in_threads(read, wanted)
-  )
+  found = in_threads(read, wanted)
+  return jax.tree.unflatten(jax.tree.structure(expected), found)
 
 
 def in_threads(

@@ -89,8 +89,7 @@ def reserved(path: str | None) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
-  """Yields a function that writes an object as one line, at once; without a
-  path it does nothing."""
+  """Yields what writes an object as a line, at once; nothing without a path."""
   if path is None:
     yield lambda record: None
     return

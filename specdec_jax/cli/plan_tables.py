@@ -40,8 +40,7 @@ def tables(
     f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
-  # One rate has a row for each gamma; of several, each has a row for its best
-  # gamma.
+  # One rate has a row for each gamma, and each of several one for its best.
   if len(planned) == 1:
     [(_, plan, tree)] = planned
     shown += [_choices(plan, tree), *plan.sentences]
@@ -69,14 +68,12 @@ def tables(
   for alpha, plan, _ in losing[-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
   # Without a rate at which a tree wins, what is to be said of the greatest.
-  found_trees = [(alpha, tree) for alpha, _, tree in planned if tree]
-  if faster := [
-    f'{alpha:.2f}' for alpha, tree in found_trees if tree.is_faster
-  ]:
+  trees = [(alpha, tree) for alpha, _, tree in planned if tree]
+  if faster := [f'{alpha:.2f}' for alpha, tree in trees if tree.is_faster]:
     faster_at = ', '.join(faster)
     shown.append(f'A tree is faster than the best chain at alpha {faster_at}.')
-  elif found_trees:
-    alpha, tree = found_trees[-1]
+  elif trees:
+    alpha, tree = trees[-1]
     shown.append(f'At alpha {alpha:.2f}: {tree.sentence}')
   return shown
 
@@ -86,8 +83,7 @@ def fleet(
 ) -> object:
   """Makes the table of chip-hours, of plain decoding and of each alpha."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
-  # The first prediction is plain decoding. A profile is named by its first
-  # rate.
+  # The first is plain decoding. A profile is named by its first rate.
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
   rows = [
     (
@@ -121,8 +117,7 @@ def _compiled(found: Figures) -> tuple[object, str]:
     for name, cost in found['programs'].items()
   ]
   gib = {name: f'{size / 2**30:.2f}' for name, size in found['memory'].items()}
-  # The sum and the chip's memory come last: 'target params 3.10, ...; 4.20
-  # of 32.00'.
+  # The sum comes last: 'target params 3.10, ...; 4.20 of 32.00'.
   total, available = gib.pop('total'), gib.pop('available')
   parts = ', '.join(f'{k.replace("_", " ")} {v}' for k, v in gib.items())
   memory = f'GiB per chip: {parts}; {total} of {available}'

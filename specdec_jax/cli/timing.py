@@ -1,5 +1,4 @@
-"""What `bench` and `calibrate` time: a decoder on its devices, and plain
-decoding in several dtypes beside it."""
+"""What `bench` and `calibrate` time: a decoder, and plain ones beside it."""
 
 import dataclasses
 import functools
@@ -24,8 +23,7 @@ from specdec_jax.text.prompts import Batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-  """A decoder and its batches of one shape, on their devices; `max_len` as for
-  `speculative.generate`."""
+  """A decoder and its batches of one shape, on their devices."""
 
   decoder: Decoder
   params: Params

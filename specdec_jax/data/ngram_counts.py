@@ -51,8 +51,7 @@ def estimate(
     successors, successor_probs = _successors(
       tokens, vocab_size, max_successors, discount
     )
-  # The mass that is left to unigrams; rounded, the sum may exceed 1 by a
-  # little.
+  # The mass that is left to unigrams; rounding may make it negative.
   backoff = np.maximum(1.0 - successor_probs.sum(axis=1), 0.0)
   backoff = backoff.astype(np.float32)
   most_likely = _most_likely(unigram, successors, successor_probs, backoff)
@@ -72,8 +71,7 @@ def _most_likely(
   backoff: np.ndarray,
 ) -> np.ndarray:
   """Finds the argmax of q(x | y) for each y."""
-  # The argmax is one of y's successors or the unigram's argmax: for all others
-  # q is the backoff times the unigram.
+  # It is a successor of y or the unigrams': else q is backoff times unigram.
   mass = successor_probs + backoff[:, None] * unigram[successors]
   mass = np.where(successor_probs > 0, mass, 0.0)
   best_seen = mass.argmax(axis=1)
@@ -94,8 +92,7 @@ def _successors(
   previous, following = np.divmod(pairs[order], vocab_size)
   counts = counts[order]
   totals = np.bincount(previous, weights=counts, minlength=vocab_size)
-  # A pair's place among those of its first token: of previous tokens
-  # [3, 3, 3, 7] the ranks are [0, 1, 2, 0].
+  # Places among the pairs of a first token: of [3, 3, 3, 7], [0, 1, 2, 0].
   rank = np.arange(previous.size) - np.searchsorted(previous, previous)
   kept = rank < max_successors
   previous, following, counts, rank = (

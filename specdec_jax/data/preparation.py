@@ -20,11 +20,10 @@ TooLong = Literal['drop', 'trim', 'trim_both', 'split']
 class Lengths:
   """How long examples may be, in tokens with EOS, and what if they are longer.
 
-  'drop' leaves the example out; 'trim' cuts what is too long, and its last
-  token is then EOS all the same for inputs, but not for targets, which do not
-  end there; 'trim_both' has EOS last in targets too, as SeqIO's
-  `append_eos_after_trim`; 'split' makes several texts of one, where there are
-  no inputs.
+  'drop' leaves the example out; 'trim' cuts what is too long, and puts EOS last
+  in inputs, but not in targets, which do not end there; 'trim_both' does so in
+  targets too, as SeqIO's `append_eos_after_trim`; 'split' makes several texts
+  of one, where there are no inputs.
   """
 
   inputs: int
@@ -52,8 +51,7 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
   """Yields inputs, or None, and targets of a text file.
 
   A .jsonl has an object per line, with `inputs` and `targets`, or with `text`;
-  a .tsv has two columns; a .txt has a text per line. ValueError names the
-  first line that is something else.
+  a .tsv has two columns; a .txt has a text per line. ValueError for others.
   """
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
@@ -140,8 +138,7 @@ def prepare(
   vocabulary; returns what is written as JSON.
 
   `prefix` is put before every input, as T5 names its tasks. ValueError if the
-  vocabulary has no EOS, a line is malformed, only some lines of a file have
-  inputs, or no example is left.
+  vocabulary has no EOS, or as of `read` and `encode`.
   """
   vocabulary = sentencepiece_vocabulary.load(vocabulary_path, extra_ids=0)
   if not vocabulary.eos_ids:
@@ -183,8 +180,7 @@ def _fit(
   elif lengths.too_long == 'split' and source is None:
     counts['split'] += 1
     num_parts = -(-len(target) // lengths.targets)
-    # Parts of about equal length, so that none is a lone EOS: 10 tokens in
-    # parts of up to 4 end at [3, 6, 10].
+    # Of about equal length: 10 tokens in parts of up to 4 end at [3, 6, 10].
     ends = [len(target) * i // num_parts for i in range(num_parts + 1)]
     for start, end in itertools.pairwise(ends):
       yield None, target[start:end]

@@ -6,7 +6,6 @@ in each row, positions count from 0 in each segment, and the decoder's input is
 its target shifted right within the segment, from 0.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,11 +32,10 @@ def pack(
 ) -> Rows:
   """Puts several examples into each row, as many as fit.
 
-  Examples are taken in an order shuffled by `seed`, and each goes into the open
-  row that it fills best. Every example is in exactly one row. A row has E =
-  `input_length` columns for the encoder, ignored without inputs, T =
-  `target_length` for the decoder, and at most `max_examples`; 1 packs nothing,
-  None sets no limit.
+  Examples are taken in an order shuffled by `seed`, and each goes into the one
+  open row that it fills best. A row has E = `input_length` columns for the
+  encoder, ignored without inputs, T = `target_length` for the decoder, and at
+  most `max_examples`; 1 packs nothing, None sets no limit.
 
   Returns R rows by feature: int32 `[R, E]` named `encoder_input_tokens`,
   `encoder_segment_ids`, `encoder_positions` if there are inputs; int32 `[R, T]`
@@ -53,8 +51,7 @@ def pack(
         f'an example has {longest} {name} tokens, a row has room for '
         f'{limits[name]}'
       )
-  # Shuffled, since neighbours in a file are similar. Philox is one stream on
-  # every machine and version of numpy.
+  # Neighbours in a file are similar. Philox is one stream on every machine.
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
   lengths = np.stack([side.lengths for side in sides.values()], 1)[order]
   room = np.array([limits[name] for name in sides])
@@ -101,7 +98,7 @@ def epochs(groups: Sequence[Group], *, seed: int = 0) -> Callable[[int], Rows]:
     grain.MapDataset.range(num_rows(rows))
     .shuffle(seed)
     .batch(batch_size, drop_remainder=True)
-    .map(functools.partial(_take, rows))
+    .map(lambda chosen, rows=rows: {k: x[chosen] for k, x in rows.items()})
     for rows, batch_size in groups
     if num_rows(rows) >= batch_size
   ]
@@ -125,10 +122,6 @@ def in_order(groups: Sequence[Group]) -> Iterator[Rows]:
         name: np.pad(array[first:][:batch_size], ((0, missing), (0, 0)))
         for name, array in rows.items()
       }
-
-
-def _take(rows: Rows, chosen: np.ndarray) -> Rows:
-  return {name: array[chosen] for name, array in rows.items()}
 
 
 def _assign(

@@ -1,5 +1,4 @@
-"""Texts that a model wrote, with what it computed meanwhile, in parts on disk,
-and batches of them.
+"""Texts that a model wrote, with what it computed meanwhile, in parts on disk.
 
 A folder has a description and parts, `part-00000` and on, in which every array
 is a file of its own: they are mapped into memory, not read. A part appears when
@@ -39,8 +38,7 @@ class WrittenTexts:
     tokens: uint16 or int32 `[N]`, each text's prompt and what followed it.
     offsets: int64 `[M + 1]`, where texts begin.
     prompt_lengths: int32 `[M]`, tokens of a text that the model did not write.
-    log_probs: float32 `[N]`, of every written token under the model's own
-      softmax; 0 for a prompt's.
+    log_probs: float32 `[N]`, under the model's own softmax; 0 for a prompt's.
     streams: bfloat16 `[N, F]`, residual streams at every token, one after
       another; zeros at the last token of a text, which the model never read.
       None if they were not kept.
@@ -112,8 +110,7 @@ def load_part(folder: str | Path, index: int) -> WrittenTexts:
 
 
 def _damage(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """Describes the first thing wrong with a part's arrays; None if they fit.
-  `streams` still has the type uint16."""
+  """Describes the first thing wrong with a part's arrays, streams in uint16."""
   tokens, offsets = arrays['tokens'], arrays['offsets']
   prompt_lengths = arrays['prompt_lengths']
   width = arrays['streams'].shape[-1:] if 'streams' in arrays else ()
@@ -151,8 +148,7 @@ def load_description(folder: str | Path) -> Settings:
 
 
 def begin(folder: str | Path, description: Mapping[str, object]) -> None:
-  """Opens a folder, new or begun; ValueError if it holds texts that were
-  written otherwise, or something else."""
+  """Opens a folder, new or begun; ValueError if it holds anything else."""
   path = local_path(folder)
   if (path / DESCRIPTION).is_file():
     before, now = (
@@ -228,8 +224,7 @@ def load_parts(
 
 
 def names(folders: Folders) -> Sequence[str | Path]:
-  """Lists the folders that one setting names: one, or several; ValueError if
-  it names none."""
+  """Lists the folders that a setting names; ValueError if it names none."""
   if not folders:
     raise ValueError('no folder of texts is named: give TEXTS one or more')
   return [folders] if isinstance(folders, str | Path) else folders
@@ -290,9 +285,7 @@ def from_written_texts(
   )
 
 
-def _read(
-  parts: Sequence[WrittenTexts], starts: np.ndarray, rows: Rows
-) -> Rows:
+def _read(parts: list[WrittenTexts], starts: np.ndarray, rows: Rows) -> Rows:
   """Reads what stands at the places of packed rows, counted through all parts:
   `decoder_target_tokens`, `decoder_segment_ids` and `decoder_loss_weights`, 1
   for tokens that the model wrote, as in `training_batches`; `log_probs`,

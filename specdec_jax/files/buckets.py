@@ -58,8 +58,7 @@ _ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE', 'retry attempts failed')
 
 
 class BucketPath(_EPath):
-  """A path that begins with `gs://`, with the methods of `pathlib.Path` that
-  this package calls.
+  """A `gs://` path, with the methods of `pathlib.Path` that this package calls.
 
   gcsfs repeats a request that fails, six times in about half a minute. What is
   raised is an OSError that names the path: FileNotFoundError also for a missing

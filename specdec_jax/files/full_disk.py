@@ -17,9 +17,8 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def named(path: str | os.PathLike[str], arrays: object = ()) -> Iterator[None]:
-  """Makes one OSError, with the path, of whatever the block raises where no
-  space is left, or in a bucket as `buckets.explained`; before anything is
-  written, if `arrays` cannot fit."""
+  """Makes one OSError, with the path, of what the block raises where no space
+  is left, or as `buckets.explained`; at once, if `arrays` cannot fit."""
   # tensorstore, Orbax and safetensors have exceptions of their own for it, and
   # Orbax prints tracebacks of its threads besides.
   if is_in_bucket(path):

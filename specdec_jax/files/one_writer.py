@@ -49,8 +49,7 @@ def _locked(lock: Path, what: object) -> IO[str]:
           f'{owner} is writing {what}: wait for it, stop it, or choose another '
           'place'
         ) from error
-      # Between opening and locking it, its owner may have removed it, and
-      # somebody made another.
+      # Its owner may have removed it since, and somebody made another.
       with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
           file.truncate(0)

@@ -20,9 +20,8 @@ _ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/', re.IGNORECASE)
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-  """Returns a path of this machine's file systems, with `~` expanded, or, for
-  one that begins with `gs://`, of a bucket (`buckets.BucketPath`). Asks no
-  server.
+  """Returns a path of this machine's file systems, with `~` expanded, or, if it
+  begins with `gs://`, of a bucket (`buckets.BucketPath`). Asks no server.
 
   Raises ValueError if it is the URL of something else, which as a path would be
   a local folder such as `s3:`, names no bucket, or begins with a home folder
@@ -53,8 +52,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-  """Returns `user_path(path)` for libraries that know no buckets; ValueError
-  for a path in a bucket."""
+  """Returns `user_path(path)`, on a disk; ValueError for one in a bucket."""
   if is_in_bucket(path) or _BUCKET.match(str(path)):
     raise ValueError(
       f'{path} is not on a local disk: give a local path, and copy from it or '
@@ -69,8 +67,7 @@ def is_in_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def in_bucket(path: Path) -> 'BucketPath | None':
-  """Returns a path of `user_path` with the methods of a bucket's; None for a
-  local one."""
+  """Returns a path of `user_path` as a bucket's; None for a local one."""
   return cast('BucketPath', path) if is_in_bucket(path) else None
 
 
@@ -84,9 +81,8 @@ def remove_tree(folder: Path, *, ignore_errors: bool = True) -> None:
 
 
 def mapped(path: Path) -> 'np.ndarray | Ranges':
-  """Returns the bytes of a file, uint8, which `[start:stop]` reads as far as
-  needed: a mapped array, or, in a bucket, `Ranges`, which has a `size` as well.
-  OSError if the file cannot be read."""
+  """Returns the bytes of a file, uint8, which `[start:stop]` reads as needed: a
+  mapped array, or, in a bucket, `Ranges`. OSError if it cannot be read."""
   if (remote := in_bucket(path)) is not None:
     from specdec_jax.files import buckets
 

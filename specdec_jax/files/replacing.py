@@ -1,9 +1,8 @@
 """Files and folders that take their place only when they are complete.
 
 Local ones are written beside their place, and renamed. A bucket has no rename
-of folders, and its objects appear when they are complete: files are uploaded in
-one call, and folders are written in their place, what says that they are whole
-last.
+of folders, and its objects appear when they are complete: a folder is written
+in its place, and last what says that it is whole.
 """
 
 import contextlib
@@ -22,8 +21,7 @@ from specdec_jax.files.paths import (
   user_path,
 )
 
-# Part of the name of an incomplete file. Processes on several hosts may have
-# the same number.
+# Part of the name of an incomplete file.
 PARTIAL = '.partial-'
 # Lies in an incomplete folder of a bucket.
 _BEGUN = 'specdec-begun'
@@ -51,11 +49,11 @@ def file(
     refused: Path = path
   else:
     final, folder = Path(os.path.realpath(path)), None
+    # Processes on several hosts may have the same number.
     unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
     begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
     refused = begun
-  # A caller that keeps parts of a file writes elsewhere meanwhile: an error may
-  # be about that.
+  # Who keeps parts of a file also writes elsewhere, and may fail there.
   with contextlib.nullcontext() if on_failure else _explained(path, refused):
     try:
       yield begun
@@ -88,8 +86,7 @@ def create_text(path: Path, text: str) -> bool:
 
 
 def _flush(path: Path) -> None:
-  """Waits until a file is on its disk: a crash of the machine could else leave
-  its new name without its bytes."""
+  """Waits until a file is on its disk: a crash could leave its name alone."""
   with path.open('rb') as written:
     os.fsync(written.fileno())
 
@@ -218,13 +215,11 @@ def folder(
 
 @contextlib.contextmanager
 def _explained(path: str | os.PathLike[str], begun: Path) -> Iterator[None]:
-  """Says what an OSError means for `path`, if writing `begun` is what failed,
-  and not reading something."""
+  """Says what an OSError means for `path`, if writing `begun` raised it."""
   try:
     yield
   except OSError as error:
     if not str(error.filename or begun).startswith(str(begun)):
       raise
-    raise ValueError(
-      f'cannot write {path}: {error.strerror or error}'
-    ) from error
+    reason = error.strerror or error
+    raise ValueError(f'cannot write {path}: {reason}') from error

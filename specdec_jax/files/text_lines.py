@@ -1,6 +1,5 @@
 """Lines of text files, and JSON objects of one line each."""
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,19 +7,15 @@ from typing import Any
 
 
 def read(path: Path) -> Iterator[tuple[str, str]]:
-  """Yields the lines of a file that are not empty, each with its place, for
-  messages.
+  """Yields the lines of a file that are not empty, each after its place.
 
   A line ends with `\\n` or `\\r\\n`. A byte order mark is no part of a line.
   Raises ValueError if the file cannot be read, or is not UTF-8.
   """
   try:
-    # Python's own mode for text would end a line at a lone \r, too, and
-    # `str.splitlines` at whatever Unicode calls a separator: both may stand in
-    # a text, and in JSON.
-    with io.TextIOWrapper(
-      path.open('rb'), encoding='utf-8-sig', newline='\n'
-    ) as file:
+    # Python's own mode for text would end a line at a lone \r, `str.splitlines`
+    # at all of Unicode's separators: both may stand in a text, and in JSON.
+    with path.open(encoding='utf-8-sig', newline='\n') as file:
       for number, line in enumerate(file, start=1):
         if line := line.rstrip('\r\n'):
           yield f'{path}, line {number}', line

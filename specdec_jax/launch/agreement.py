@@ -1,5 +1,4 @@
-"""What processes of one job, and runs in one folder, have to agree on: settings
-by name, told apart by digests."""
+"""Settings and digests on which a job's processes, or runs, have to agree."""
 
 import hashlib
 import json
@@ -24,8 +23,7 @@ def of_settings(settings: Mapping[str, str]) -> str:
 def of_files(paths: Iterable[Path]) -> str:
   """Returns the digest of files, and of all files in folders, on any host the
   same: of names, sizes and blocks at equal distances."""
-  # Files of up to 16 MiB together are read whole. In a bucket nothing is read:
-  # the server keeps checksums.
+  # Up to 16 MiB are read whole. In a bucket the server keeps checksums.
   files: dict[str, Path] = {}
   digest = hashlib.sha256()
   for path in sorted(paths):
@@ -58,8 +56,7 @@ def of_arrays(tree: object) -> str:
 def differences(
   one: Mapping[str, str], other: Mapping[str, str], wording: str
 ) -> str:
-  """Names the first three settings that differ, each in a wording such as '{}
-  was {}, now {}'; empty if none does."""
+  """Names three that differ, as '{} was {}, now {}'; empty if none does."""
   pairs = {
     name: [each.get(name, 'not given') for each in (one, other)]
     for name in sorted({*one, *other})

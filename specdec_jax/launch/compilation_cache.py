@@ -8,9 +8,8 @@ import jax
 
 def enable() -> str | None:
   """Keeps compiled programs across runs, in `JAX_COMPILATION_CACHE_DIR` if that
-  is set, else in `~/.cache/specdec_jax/compiled`. Returns where they are kept;
-  None where nothing can be written. `JAX_ENABLE_COMPILATION_CACHE=0` keeps
-  none."""
+  is set, else in `~/.cache/specdec_jax/compiled`; returns where, None where
+  nothing can be written. `JAX_ENABLE_COMPILATION_CACHE=0` keeps none."""
   # jax keeps what took a second; most of a small model's programs take less,
   # and a few that take .1 each come before every first text.
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
@@ -25,8 +24,7 @@ def enable() -> str | None:
 
 
 def writable_folder() -> Path | None:
-  """Makes `~/.cache/specdec_jax`, which has what earlier runs found out;
-  returns None where nothing can be written."""
+  """Makes `~/.cache/specdec_jax`; None where nothing can be written."""
   try:
     cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     folder = Path(cache_home) / 'specdec_jax'

@@ -60,8 +60,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_away(error: BaseException | None) -> bool:
   """Tells whether it comes from the server of a bucket that does not answer."""
-  # Others raise ConnectionError as well, such as the hub's client without a
-  # network.
+  # Others raise ConnectionError as well, such as the hub's client.
   while error is not None and getattr(error, 'errno', None) != AWAY:
     error = error.__cause__
   return error is not None

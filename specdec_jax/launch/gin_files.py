@@ -15,13 +15,10 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch.spelling import did_you_mean
 
 _SHIPPED = 'gin_configs'
-
-
 # Inside the package in a wheel, else beside it.
 _INSIDE = Path(specdec_jax.__file__).resolve().parent / _SHIPPED
-SHIPPED = (
-  _INSIDE if _INSIDE.is_dir() else _INSIDE.parent.parent / _SHIPPED
-).resolve()
+_BESIDE = _INSIDE.parent.parent / _SHIPPED
+SHIPPED = (_INSIDE if _INSIDE.is_dir() else _BESIDE).resolve()
 
 
 def shipped_names() -> list[str]:
@@ -38,8 +35,7 @@ class Dialect(NamedTuple):
   """How gin files and bindings of another project are read as ours.
 
   Attributes:
-    stand_in: from a file's name to the text that replaces it; None for a file
-      that is looked for and read.
+    stand_in: from a file's name to the text that replaces it; None for none.
     translate: from a file's text to one in our names.
     rename: from bindings of the command line to those in our names.
   """
@@ -94,8 +90,7 @@ def reader(
 
 def find(name: str, folders: Sequence[str]) -> Path:
   """Finds a file by its name in these folders, this package (`gin_configs/` may
-  stand before), or a Python package; ValueError, with similar names, if it is
-  in none."""
+  stand before), or a Python package; else ValueError, with similar names."""
   path = user_path(name)
   places = [*dict.fromkeys(user_path(each).resolve() for each in folders)]
   is_prefixed = path.parts[:1] == (_SHIPPED,)
@@ -122,8 +117,7 @@ def _in_packages(path: Path) -> Iterator[Path]:
 
 
 def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:
-  """Names the files whose names are like that of a missing one, or all of its
-  folder."""
+  """Names the files that may be meant by a missing one, or all beside it."""
   beside = dict.fromkeys(
     str(path.parent / each.name)
     for candidate in candidates

@@ -96,8 +96,7 @@ def add_arguments(
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-  """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`; ValueError
-  without a value."""
+  """Rewrites `--gin.NAME=VALUE` for argparse; ValueError without a value."""
   expanded = []
   for flag in argv:
     if flag.startswith(_BINDING):
@@ -157,8 +156,7 @@ def call(
 
 
 def parse(configuration: Configuration) -> None:
-  """Reads a configuration; a ValueError if a file, a binding or a macro is
-  missing or wrong."""
+  """Reads a configuration; ValueError if a part of it is missing or wrong."""
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
   # Files import modules that lie there, as they do under `python -m`.

@@ -1,5 +1,4 @@
-"""Kinds of devices: what is missing for one, and what libtpu asks of a machine
-without TPUs."""
+"""What a device lacks, and what libtpu asks of a machine without TPUs."""
 
 import glob
 import os

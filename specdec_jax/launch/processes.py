@@ -1,6 +1,5 @@
-"""Several processes that decode or train together, one per host, as on a pod
-slice: all read the data and run the same programs; the first one writes, and of
-arrays that are spread over them each its own part."""
+"""Several processes that decode or train together, one per host: all read the
+data and run the same programs; the first writes, or of spread arrays each."""
 
 import argparse
 import contextlib
@@ -22,8 +21,7 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.launch import failures, numbers, progress
 
 _Result = TypeVar('_Result')
-# How long all processes may take to start, and when standard error begins to
-# name those that are missing.
+# How long all processes may take to start, and when those missing are told of.
 _JOIN_SECONDS = 120
 _NOTICE_SECONDS = 5
 # How often each looks whether another has failed, how long a failed one waits
@@ -49,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     type=_address,
     help='where process 0 listens: a free port of its host',
   )
-  add(
-    '--process_count', type=numbers.positive_int, help='how many this job has'
-  )
+  add('--process_count', type=numbers.positive_int, help='how many the job has')
   add('--process_index', type=numbers.count, help='of this one, from 0')
 
 
@@ -84,8 +80,7 @@ def _address(text: str) -> str:
 @contextlib.contextmanager
 def joined(meeting: Meeting | None) -> Iterator[None]:
   """Connects this process with the others, if any, while the block runs; all
-  end with the exit status of the first whose block fails. ValueError if nobody
-  answers."""
+  end with the status of the first that fails. ValueError if nobody answers."""
   if meeting is None:
     yield
     return
@@ -102,8 +97,7 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
   watch.start()
   try:
     if jax.default_backend() == 'cpu':
-      # Programs from the cache may run their collectives in another order, and
-      # the processes would wait for each other forever.
+      # Cached programs may order collectives otherwise: all would wait forever.
       jax.config.update('jax_enable_compilation_cache', False)
     yield
   except BaseException as error:
@@ -135,8 +129,7 @@ def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
 
 
 def _leave(failure: str | None = None) -> None:
-  """Tells the other processes of a failure, and waits until all that are alive
-  know, for `_LEAVE_SECONDS` at most."""
+  """Tells the others of a failure, and waits until those alive know of it."""
   # jax aborts the processes that lose the first process.
   client: Any = distributed.global_state.client
   with contextlib.suppress(RuntimeError):  # Another process was first.

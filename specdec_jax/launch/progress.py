@@ -1,5 +1,4 @@
-"""What a person sees while waiting: a bar on a terminal, or now and then a line
-on standard error."""
+"""What one sees while waiting: a bar, or lines where there is no terminal."""
 
 import collections
 import concurrent.futures
@@ -22,8 +21,7 @@ THREAD = 'specdec'
 
 
 class Bar(NamedTuple):
-  """A progress bar: `advance(amount)` when more is done, and a context in which
-  it is hidden, so that other things can be printed."""
+  """A progress bar: `advance(amount)`, and a context in which it is hidden."""
 
   advance: Callable[[float], None]
   hidden: Callable[[], AbstractContextManager[None]]
@@ -97,8 +95,7 @@ def waiting(
   message: str, *, notice_after: float | None = None
 ) -> Iterator[None]:
   """Shows `message` and a spinner on a terminal while the block runs; elsewhere
-  a line of `_lines` says it, with the seconds that have passed, first after
-  `notice_after`."""
+  `_lines` say it, with the seconds so far, first after `notice_after`."""
   if is_watched():
     with console(is_stderr=True).status(message):
       yield
@@ -137,8 +134,7 @@ def _counted(message: str, total: float) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
-  """Yields a progress bar with the time left on a terminal; elsewhere lines of
-  `_lines` say it."""
+  """Yields a bar with the time left; where there is no terminal, `_lines`."""
   if not is_shown:
     yield Bar(lambda amount: None, contextlib.nullcontext)
     return
@@ -177,10 +173,9 @@ def interruptible(
   function: Callable[[], _Result], *, seconds: float = math.inf
 ) -> _Result:
   """Calls a function that computes for long, such that the caller sees an
-  interrupt at once. A TimeoutError after `seconds`, when it goes on, see
-  `leave_unfinished_work`."""
-  # Runs in a thread: Python notices an interrupt only between its own
-  # instructions.
+  interrupt at once, or a TimeoutError after `seconds`; the function goes on,
+  see `leave_unfinished_work`."""
+  # Python itself notices an interrupt only between its own instructions.
   future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
   def work() -> None:

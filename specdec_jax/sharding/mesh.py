@@ -96,9 +96,8 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
       'model_parallel_submesh needs devices with coordinates, as TPUs have; '
       f'these are {devices[0].device_kind}: give num_partitions'
     )
-  places = np.array(
-    [(*each.coords, getattr(each, 'core_on_chip', 0)) for each in devices]
-  )
+  core = lambda device: getattr(device, 'core_on_chip', 0)
+  places = np.array([(*each.coords, core(each)) for each in devices])
   # The coordinates of a part of a larger slice need not start at 0.
   places -= places.min(axis=0)
   shape = places.max(axis=0) + 1
@@ -153,8 +152,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
-  """Makes global arrays of a batch, split over the `data` axis of the current
-  mesh (`jax.set_mesh`), if any.
+  """Makes global arrays of a batch, split over `data` if a mesh is set.
 
   Every process passes the features of all rows, `[B, ...]`, and each device
   takes the rows of its place on the mesh: devices that share a copy of the
@@ -188,9 +186,8 @@ def fetch(arrays: Any) -> Any:
 
 
 def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
-  """Makes the shardings of a pytree of arrays or shapes with rows first: rows
-  over `data` and, if `is_split`, the heads of caches over `model`. An axis that
-  does not divide stays whole."""
+  """Makes the shardings of a pytree with rows first: these over `data` and, if
+  `is_split`, the heads of caches over `model`, where the mesh divides them."""
 
   def place(leaf: Any) -> NamedSharding:
     # Only caches have four axes: [rows, heads, positions, features].
@@ -214,8 +211,7 @@ def check_devices(num_devices: int) -> None:
 
 
 def drafter_shardings(mesh: Mesh, shapes: Any) -> Any:
-  """Makes `parameter_shardings`, or replicates the parameters if the mesh does
-  not divide them, as is common for small models."""
+  """Makes `parameter_shardings`, or keeps all whole if one does not divide."""
   try:
     check_divides(mesh, shapes, batch_size=mesh.size)
   except ValueError:
@@ -230,8 +226,7 @@ def device_mesh(
   model_parallel_submesh: Sequence[int] | None = None,
   num_devices: int | None = None,
 ) -> Mesh:
-  """Makes a mesh as `make`, of the first `num_devices` devices, None for all.
-  Raises ValueError if there are fewer."""
+  """Makes a mesh as `make`, of so many devices; ValueError without them."""
   check_devices(1 if num_devices is None else num_devices)
   has_submesh = model_parallel_submesh is not None
   return make(

@@ -51,9 +51,8 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-  """Constrains the sharding of `x` by its logical axes; without a mesh returns
-  `x`. Axes that do not divide, such as fewer key-value heads than devices, stay
-  whole; see `fitting_spec`."""
+  """Constrains `x` by its logical axes, if a mesh is set. Axes that do not
+  divide, such as few key-value heads, stay whole; see `fitting_spec`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
@@ -85,8 +84,7 @@ def map_shards(
 def fitting_spec(
   mesh: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> PartitionSpec:
-  """Makes the `partition_spec` of an array, but keeps axes whole whose size the
-  mesh axis does not divide."""
+  """Makes a `partition_spec` whose axes stay whole if they do not divide."""
   # Shape (8, 6) and axes ('batch', 'heads') on a 2 x 4 mesh: ('data', None).
   spec = partition_spec(axes)
   sizes = dict(mesh.shape)

@@ -73,9 +73,8 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
   Assumes independent acceptances with one rate, which measured text need not
   follow: see `expected_tokens_of_profile`. A fractional gamma interpolates.
   """
-  alpha, gamma = np.broadcast_arrays(
-    in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
-  )
+  alpha, gamma = in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
+  alpha, gamma = np.broadcast_arrays(alpha, gamma)
   is_one = alpha == 1
   rejection = np.where(is_one, 1.0, 1 - alpha)
   with np.errstate(divide='ignore'):
@@ -90,10 +89,9 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   """Computes mean tokens per target run if each position has its own rate.
 
   `1 + a_1 + a_1 a_2 + ...`: Equation 1 without the assumption that all `a_i`
-  are equal. Exact for measured rates, `[..., G]`: `a_i` is the share of
-  accepted tokens at position i among the tested ones, those whose predecessors
-  in the draft were accepted. NaN, a position never tested, ends the draft. G
-  may be 0.
+  are equal. Exact for measured rates, `[..., G]`, G at least 0: `a_i` is the
+  share of accepted tokens at position i among the tested ones, those whose
+  predecessors were accepted. NaN, a position never tested, ends the draft.
   """
   # Rates .8 and .5 give 1 + .8 + .8 * .5 = 2.2 tokens.
   profile = np.asarray(profile, np.float64)
@@ -109,8 +107,7 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   """
   # A run starts where the last one ended, so that more of them start where text
   # is hard to guess. Means over all prefixes, as in a profile, are therefore
-  # too optimistic if hard tokens stand together. A draft beyond the end of the
-  # text is wasted.
+  # too optimistic if hard tokens stand together.
   rates = in_range('rates', rates, 0, 1)
   in_range('gamma', gamma, 0)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
@@ -144,8 +141,7 @@ def alpha_from_block_efficiency(
       f'block_efficiency {tokens[is_above][0]:g} is above gamma + 1 ='
       f' {gamma[is_above][0] + 1:g}'
     )
-  # By bisection, to float64 precision: halving 60 times leaves less than the
-  # spacing of numbers near 1.
+  # By bisection: halving 60 times leaves less than float64's spacing near 1.
   low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
   for _ in range(60):
     middle = (low + high) / 2

@@ -22,10 +22,9 @@ def widths_to_time(max_gamma: int) -> tuple[int, ...]:
 class Costs:
   """Times of an iteration's parts, in seconds or any other unit.
 
-  A tree is drafted level by level and scored in one call. Its costs are known
-  if trees were compiled. Otherwise they are lower bounds: a level is assumed to
-  cost what a chain's token costs, and scoring what a chain of as many tokens
-  costs.
+  A tree is drafted level by level and scored in one call. Unless trees were
+  compiled, its costs are lower bounds: a level is assumed to cost what a
+  chain's token does, and scoring what a chain of as many tokens does.
 
   Attributes:
     widths: positions per target call, ascending from 1.
@@ -40,8 +39,7 @@ class Costs:
     c_hat: the drafter's operations per token over the target's.
     tree_nodes: sizes of the compiled trees, ascending. Between them times are
       interpolated; a smaller tree costs as much as the first.
-    tree_seconds: time to score each tree, walk it and move its path in the
-      caches, without drafting.
+    tree_seconds: time to score each tree, walk it and move its path in caches.
     level_seconds: mean time to draft a level of each tree.
   """
 
@@ -100,8 +98,7 @@ class Costs:
       )
 
   def drafting_seconds(self, gamma: int, depth: int | None = None) -> float:
-    """Computes the time to draft `gamma` tokens, a chain or a tree of `depth`
-    levels."""
+    """Computes the time to draft `gamma` tokens, with `depth` for a tree."""
     levels = gamma if depth is None else depth
     if levels == 0:
       return 0.0
@@ -120,8 +117,7 @@ class Costs:
     return float(np.interp(gamma, self.tree_nodes, self.tree_seconds))
 
   def c(self, gamma: int) -> float:
-    """Computes a drafted token's mean time over a plain step's; `gamma` is at
-    least 1."""
+    """Computes the mean time per drafted token over that of a plain step."""
     in_range('gamma', gamma, 1)
     return self.drafting_seconds(gamma) / gamma / self.plain_seconds
 
@@ -133,8 +129,7 @@ class Costs:
     return float(seconds) / self.plain_seconds
 
   def iteration_seconds(self, gamma: int, depth: int | None = None) -> float:
-    """Computes the time of one iteration, with `depth` for a tree; gamma 0 is a
-    plain step. Raises as `check_gamma`."""
+    """Computes an iteration's time; 0 is plain. Raises as `check_gamma`."""
     if gamma == 0:
       return self.plain_seconds
     scoring = self.scoring_seconds(gamma, depth)
@@ -143,7 +138,6 @@ class Costs:
   def decode_seconds(
     self, gamma: int, num_iterations: float, depth: int | None = None
   ) -> float:
-    """Computes the time of a decode after its prefill. Raises as
-    `check_gamma`."""
+    """Computes a decode's time after its prefill. Raises as `check_gamma`."""
     launch = self.launch_seconds if gamma else self.plain_launch_seconds
     return num_iterations * self.iteration_seconds(gamma, depth) + launch

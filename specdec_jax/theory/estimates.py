@@ -15,9 +15,8 @@ def ratio(
 ) -> tuple[float, list[float] | None]:
   """Estimates a ratio of sums over rows, and its 95% interval.
 
-  `sums`, such as accepted tokens, and `counts`, such as tested ones, are `[R]`.
-  The interval is None for fewer than two rows. Raises ValueError if nothing was
-  counted.
+  `sums`, such as accepted tokens, and `counts`, such as tested ones, are `[R]`;
+  ValueError if nothing was counted. Fewer than two rows have no interval.
   """
   if not counts.sum():
     raise ValueError(f'nothing was counted in {len(counts)} rows')
@@ -38,8 +37,7 @@ def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
   num_rows = int(is_counted.sum())
   if num_rows < 2:
     return None
-  # How far each row is from the mean rate, in counts: a row with 3 of 10 where
-  # the rate is 0.5 lacks 2.
+  # How far rows are from the mean, in counts: 3 of 10 lacks 2 where it is 0.5.
   excess = (sums - sums.sum() / counts.sum() * counts)[is_counted]
   deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
   return float(deviation / counts.sum())

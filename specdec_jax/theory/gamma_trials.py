@@ -54,8 +54,7 @@ class ChosenGamma:
     alpha: accepted / tested drafted tokens; None if none was tested.
     break_even: tokens per target run at which the gamma is as fast as plain
       decoding; 1 for gamma 0.
-    turns: the gammas with which the run's first rows were decoded, before the
-      choice, in turns.
+    turns: the gammas with which the first rows were decoded, in turns.
     turn_examples: rows per turn.
   """
 
@@ -68,8 +67,7 @@ class ChosenGamma:
   turn_examples: int = 0
 
   def checked(self, num_tokens: int, num_runs: int) -> 'ChosenGamma':
-    """Returns plain decoding instead, if texts at hand have too few tokens per
-    target run."""
+    """Returns plain decoding instead if texts give too few tokens per run."""
     # The break-even depends on the machine, acceptance on the texts.
     if not self.gamma or num_tokens >= self.break_even * num_runs:
       return self
@@ -82,8 +80,7 @@ class ChosenGamma:
 
 
 def runs_with(trial: Trial, gamma: int) -> np.ndarray:
-  """Counts target runs `[R]` that drafts of at most `gamma` tokens would have
-  needed for what those of a trial gave.
+  """Counts target runs `[R]` that a trial would have needed with this `gamma`.
 
   Assumes a drafter that would continue in the same way after an earlier end, as
   models and copies do. Exact if `gamma + 1` divides the trial's; otherwise a
@@ -91,13 +88,11 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
   """
   # A run with A accepted tokens gave A + 1; shorter drafts, all accepted, give
   # `gamma + 1` of them per run.
-  num_rows = trial.num_runs.size
   # Of 10 runs with gamma 3, 6 accepted a first token, 4 a second, 1 a third:
   # `ended` is 4, 2, 3, 1 runs with 0, 1, 2, 3 accepted. With gamma 1 these need
   # 1, 1, 2, 2 runs each: 4 + 2 + 6 + 2 = 14.
-  reached = np.column_stack(
-    [trial.num_runs, trial.num_accepted, np.zeros(num_rows, int)]
-  )
+  none = np.zeros_like(trial.num_runs)
+  reached = np.column_stack([trial.num_runs, trial.num_accepted, none])
   ended = reached[:, :-1] - reached[:, 1:]
   needed = np.arange(1, trial.gamma + 2) / (gamma + 1)
   needed[:-1] = np.ceil(needed[:-1])
@@ -111,8 +106,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   The rows with the longest drafts show how tokens per target run depend on
   gamma (`runs_with`); all rows show how many tokens are accepted at all.
   docs/design/measuring.md gives the reasons, and says when each trial stands
-  for itself. An iteration serves `batch_size` rows. The trials must include
-  gamma 0.
+  for itself. A batch has `batch_size` rows, and one trial has gamma 0.
   """
   plain, *drafting = sorted(trials, key=lambda trial: trial.gamma)
   measured, speeds, costs = _speeds(plain, drafting, batch_size)
@@ -156,8 +150,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
 def _speeds(
   plain: Trial, drafting: Sequence[Trial], batch_size: int
 ) -> tuple[dict[int, float], dict[int, float], Costs]:
-  """Computes tokens per second by gamma, as measured and as expected, and the
-  costs of iterations."""
+  """Computes speeds by gamma, measured and expected, and iterations' costs."""
   trials = [plain, *drafting]
   costs = Costs(
     widths=[trial.gamma + 1 for trial in trials],
@@ -196,9 +189,8 @@ def _efficiencies(
 ) -> dict[int, float]:
   """Computes expected tokens per target run with each gamma."""
   widest = trials[-1]
-  shape = lambda gamma: float(
-    widest.num_tokens.sum() / runs_with(widest, gamma).sum()
-  )
+  tokens = widest.num_tokens.sum()
+  shape = lambda gamma: float(tokens / runs_with(widest, gamma).sum())
   accepted = sum(int((t.num_tokens - t.num_runs).sum()) for t in trials)
   promised = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
   # If 90 tokens were accepted in all trials where the longest drafts predict
@@ -209,12 +201,9 @@ def _efficiencies(
 
 def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
   """Estimates the relative standard error of a speedup, from those of tokens
-  per target run, over all rows with drafts, and of the times; 0 if there is
-  only one of each."""
+  per target run and of times; 0 if there is only one of each."""
   tokens = np.concatenate([trial.num_tokens for trial in drafting])
-  runs = np.concatenate(
-    [runs_with(trial, drafting[0].gamma) for trial in drafting]
-  )
+  runs = np.concatenate([runs_with(t, drafting[0].gamma) for t in drafting])
   error = estimates.standard_error(tokens, runs) or 0.0
   # Squares of independent errors add up.
   errors = (
@@ -226,15 +215,13 @@ def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:
-  """Tells whether each trial's tokens per target run agree, within both
-  confidence intervals, with those expected from the longest drafts; None
-  without intervals."""
+  """Tells whether each trial's tokens per target run agree, within confidence
+  intervals, with those expected from the longest drafts; None without any."""
   widest = trials[-1]
   for trial in trials[:-1]:
     found, its = estimates.ratio(trial.num_tokens, trial.num_runs)
-    promised, theirs = estimates.ratio(
-      widest.num_tokens, runs_with(widest, trial.gamma)
-    )
+    runs = runs_with(widest, trial.gamma)
+    promised, theirs = estimates.ratio(widest.num_tokens, runs)
     if its is None or theirs is None:
       return None
     # Compares the distance with both half intervals, whose squares add up.

@@ -148,17 +148,14 @@ def oracle_speedup(
   """Computes an upper bound on the speedup of any schedule that varies gamma:
   an oracle drafts only what is accepted and scores at the least measured cost.
 
-  `alpha` is as in `plan`; positions beyond its rates have the last one. The
-  bound is infinite for a drafter that is always right and takes no time, unless
-  launching takes some.
+  `alpha` is as in `plan`; positions beyond its rates have the last one. If
+  drafts are always right and nothing takes time but scoring, it is infinite.
   """
   rates = np.atleast_1d(in_range('alpha', alpha, 0, 1))
   # Beyond the last position the rate stays r, and r + r^2 + ... = r / (1 - r).
-  reached = rates.cumprod()
+  reached, last = rates.cumprod(), rates[-1]
   with np.errstate(divide='ignore', invalid='ignore'):
-    beyond = np.nan_to_num(
-      reached[-1] * rates[-1] / (1 - rates[-1]), posinf=np.inf
-    )
+    beyond = np.nan_to_num(reached[-1] * last / (1 - last), posinf=np.inf)
     accepted = reached.sum() + beyond
     drafting = min(costs.first_draft_seconds, costs.draft_seconds)
     scoring = min(costs.target_seconds)
@@ -187,8 +184,7 @@ def forecast(
   if batch_size != 1:
     of_all = expected_iterations(profile, length, batch_size)
   depth = len(profile) if tree else None
-  # The iterations of a long decode, times what waiting for the slowest row
-  # adds.
+  # The iterations of a long decode, times what waiting for others adds.
   num_iterations = length / tokens * of_all / of_one
   whole = costs.decode_seconds(gamma, num_iterations, depth)
   # Break-even: expected tokens equal the iteration's cost in plain steps.
@@ -287,8 +283,7 @@ def plural(count: int, noun: str) -> str:
 
 
 class Prediction(NamedTuple):
-  """Time and cost of a way of decoding; `gamma` 0 is plain decoding, and the
-  cost is None without a price."""
+  """Time and cost, None without a price, of a gamma; 0 is plain decoding."""
 
   gamma: int
   tokens_per_second_per_chip: float
@@ -306,11 +301,9 @@ def predict_fleet(
   length: int,
   price: float | None = None,
 ) -> list[Prediction]:
-  """Predicts chip-hours and cost of many tokens, for plain decoding and then
-  for the best gamma of each plan.
+  """Predicts the cost of many tokens, plainly and with the best of each plan.
 
-  Assumes that chips decode one full batch after the other: no prefill, no
-  encoder, no idle chip.
+  Assumes full batches, one after the other: no prefill, encoder or idle chip.
 
   Args:
     costs: of a whole batch, on its `num_chips` together.

@@ -49,12 +49,10 @@ def best_gamma(
   then falls with gamma, so that a result of `max_gamma` (always with `c` 0)
   means that the optimum lies there or beyond.
   """
-  # The gammas are a last axis of their own: alpha and c `[A]` give factors
-  # `[A, max_gamma + 1]`.
+  # Gammas are the last axis: of alpha and c `[A]`, `[A, max_gamma + 1]`.
   gammas = np.array(range(max_gamma + 1))
-  factors = walltime_improvement(
-    np.asarray(alpha)[..., None], gammas, np.asarray(c)[..., None]
-  )
+  alpha, c = np.asarray(alpha)[..., None], np.asarray(c)[..., None]
+  factors = walltime_improvement(alpha, gammas, c)
   # Two gammas that tie on paper may differ in the last bits of a float64.
   is_best = factors >= factors.max(-1, keepdims=True) * (1 - 1e-14)
   best = is_best.argmax(-1)
@@ -78,8 +76,7 @@ def predicted_speedup(
     gamma: drafter steps per target run: the mean if it varies, 1 for a drafter
       that fills a block in one pass.
     c: time of a drafter step over that of a plain step of the target.
-    verify_cost_ratio: time of the target's call on a whole draft over that of
-      a plain step, above 0.
+    verify_cost_ratio: time to score a draft over a plain step's, above 0.
   """
   tokens = in_range('block_efficiency', block_efficiency, 1)
   gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)

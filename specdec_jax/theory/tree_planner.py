@@ -37,8 +37,7 @@ def plan(
     rates: rank rates, see `theory.trees`.
     costs: as in `planner.plan`.
     chain: the `best` of `planner.plan`.
-    max_nodes: the most nodes considered, at least 2; None for all whose scoring
-      was measured.
+    max_nodes: the most nodes considered, at least 2; None for all measured.
     batch_size: as in `planner.plan`.
     length: as in `planner.plan`.
 
@@ -82,8 +81,7 @@ def plan(
 
 
 def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
-  """Finds the parents of the tree with the most tokens per second of one row,
-  among those that branch."""
+  """Finds the parents of the tree, no chain, that is fastest for one row."""
   pace = 0.0
   best: tuple[int, ...] = ()
   for depth in range(1, max_nodes):

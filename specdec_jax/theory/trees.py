@@ -3,8 +3,7 @@
 Sequoia (Chen et al., https://arxiv.org/abs/2402.12374), Sec. 4.1: once a node
 is reached, its r-th child is accepted with a probability that depends on r
 alone, its *rank rate* a_r. The probability to reach a node, its *value*, is the
-product of the rates along its path, and a target run gives 1 token plus the sum
-of all values.
+product of the rates along its path; a run gives 1 + the sum of all values.
 
 Trees are given by their `parents`, as in `base.Tree`: nodes 1 .. N are in
 breadth-first order, siblings ordered by rank, and `parents[i]` is the parent of
@@ -25,8 +24,7 @@ from specdec_jax.theory.acceptance import in_range
 # Assumed for the shape of a tree whose size alone is given.
 DEFAULT_ALPHA = 0.6
 NUM_RANKS = 8
-# The assumed decay of the probability to reject r children, where it was not
-# measured.
+# How the probability to reject r children decays, where it was not measured.
 POWER = 0.5
 _TOLERANCE = 1e-6
 
@@ -40,13 +38,11 @@ def assumed_rates(
   """Extrapolates rank rates, float64 `[D, K]`, from those of first children.
 
   Args:
-    profile: alpha, or the rate of each position of a chain, `[D]`: the rates of
-      rank 1.
+    profile: the rates of rank 1: alpha, or one by position in a chain, `[D]`.
     rank_rates: `[K]`, measured elsewhere: once the first child is rejected, the
       others are accepted with the same probabilities as there.
-    power: without `rank_rates`, the first r children are all rejected with
-      probability `(1 - alpha) r^-power`, as Sequoia finds (Sec. 4.1); at least
-      0.
+    power: at least 0; without `rank_rates`, the first r children are all
+      rejected with probability `(1 - alpha) r^-power` (Sequoia, Sec. 4.1).
   """
   # With alpha 0.6 and power 0.5, ranks 2 and 3 have 0.4 (1 - 1/sqrt(2)) = 0.12
   # and 0.4 (1/sqrt(2) - 1/sqrt(3)) = 0.05.
@@ -56,9 +52,7 @@ def assumed_rates(
   if rank_rates is not None:
     measured = checked_rates(rank_rates)[0]
     shares = measured[1:] / max(1 - measured[0], _TOLERANCE)
-  rates = np.concatenate(
-    [first[:, None], (1 - first)[:, None] * shares], axis=1
-  )
+  rates = np.column_stack([first, np.outer(1 - first, shares)])
   return np.minimum.accumulate(rates, axis=1)
 
 
@@ -68,10 +62,8 @@ def checked_rates(rates: ArrayLike) -> np.ndarray:
   found = np.atleast_2d(in_range('rank rates', rates, 0, 1))
   if (np.diff(found, axis=1) > 0).any():
     raise ValueError(f'rank rates must not increase, got {found.tolist()}')
-  if (found.sum(axis=1) > 1 + _TOLERANCE).any():
-    raise ValueError(
-      f'rank rates sum to at most 1, got {found.sum(axis=1).max():g}'
-    )
+  if (total := found.sum(axis=1).max()) > 1 + _TOLERANCE:
+    raise ValueError(f'rank rates sum to at most 1, got {total:g}')
   return found
 
 
@@ -116,9 +108,8 @@ def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
 def best_tree(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> tuple[int, ...]:
-  """Finds the tree of `num_nodes` with the most expected tokens, at most
-  `max_depth` deep; both are at least 1. Returns its parents. Raises ValueError
-  if no such tree has as many nodes."""
+  """Finds the tree of `num_nodes`, at most `max_depth` deep, both at least 1,
+  with the most expected tokens; returns its parents. ValueError without one."""
   order = best_paths(rates, num_nodes, max_depth)
   if len(order) < num_nodes:
     raise ValueError(
@@ -165,13 +156,11 @@ def best_paths(
 
 
 def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-  """Makes the parents of the tree whose nodes have these paths of ranks, from
-  0, in any order; ValueError if a path occurs twice, or if its parent or the
-  sibling before it is missing."""
+  """Makes the parents of the tree with these paths of ranks, from 0, in any
+  order; ValueError for one twice, or without its parent or previous sibling."""
   index: dict[tuple[int, ...], int] = {(): 0}
   found = []
-  # Breadth-first, siblings by rank: (0,), (1,), (0, 0) are nodes 1, 2, 3 with
-  # parents 0, 0, 1.
+  # Breadth-first, siblings by rank: (0,), (1,), (0, 0) have parents 0, 0, 1.
   for path in sorted(paths, key=lambda path: (len(path), path)):
     if path in index:
       raise ValueError(f'the tree has the path {list(path)} twice')

@@ -34,8 +34,7 @@ VERSION = 1
 # A discarded draft token follows the rejected one; a truncated one lies beyond
 # the EOS, the length limit or the NaN that ended the row.
 DRAFT_VERDICTS = ('accepted', 'rejected', 'discarded', 'truncated')
-# The target's own token stands in place of a rejected token, after a fully
-# accepted draft, or without any draft.
+# The target's own token: for a rejected one, after a whole draft, or alone.
 NEXT_VERDICTS = ('correction', 'bonus', 'plain')
 
 Record = dict[str, Any]
@@ -72,8 +71,7 @@ class StepValues:
 
 @dataclasses.dataclass(frozen=True)
 class TraceState:
-  """Where a trace stands: its rows' names and last committed tokens, and how
-  many iterations have been recorded."""
+  """Where a trace stands: its rows, their last tokens, and the iteration."""
 
   row_ids: tuple[int, ...]
   tails: tuple[tuple[int, ...], ...]
@@ -106,8 +104,7 @@ def header(
   gamma: int,
   **settings: object,
 ) -> Record:
-  """Makes the first record of a trace; `settings` are those of `_SETTINGS`, and
-  anything else that JSON can say."""
+  """Makes the first record, with whatever `settings` JSON can say."""
   return {
     'type': 'header',
     'version': VERSION,
@@ -224,8 +221,7 @@ def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
   """Adds up iteration records, for `gamma` positions, or more if there are."""
   records = list(iterations)
   drafts = [[t['verdict'] for t in each['drafted']] for each in records]
-  # Of drafts [accepted, rejected] and [accepted], 2, 1 tokens were tested by
-  # position, and 2, 0 accepted.
+  # Of [accepted, rejected] and [accepted], (2, 1) are tested, (2, 0) accepted.
   positions = range(max([gamma, *map(len, drafts)]))
   count = lambda *verdicts: tuple(
     sum(draft[i] in verdicts for draft in drafts if i < len(draft))

@@ -21,9 +21,8 @@ _TOKEN: dict[str, _Types] = {
   **dict.fromkeys(('text', 'verdict'), str),
   **{'token': int, 'p': _NUMBER},
 }
-# The keys and their types of each kind of record, and of a token in an
-# iteration; keys with a question mark are optional, and further keys are
-# allowed everywhere.
+# The keys and their types of each kind of record, and of a token. Keys with a
+# question mark are optional, and further keys are allowed everywhere.
 _FIELDS: dict[str, dict[str, _Types]] = {
   'header': {
     **dict.fromkeys(('target', 'drafter', 'verification'), str),
@@ -86,17 +85,15 @@ class Trace:
 
 
 def write_record(file: TextIO, record: Record) -> None:
-  """Appends one record to an open text file and flushes it; ValueError if it
-  holds a number that JSON lacks, such as NaN."""
+  """Appends a record and flushes; ValueError for what JSON lacks, as NaN."""
   file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + '\n')
   file.flush()
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
   """Reads a trace file, of an interrupted run too: a last line that breaks off
-  is left out and reported as `is_truncated`. ValueError, with the file, the
-  line and the reason, if it is no trace of a version this code knows; OSError
-  if it cannot be opened."""
+  is left out and reported as `is_truncated`. ValueError, with file, line and
+  reason, if it is no trace of this version; OSError if it cannot be opened."""
   # A complete file ends with a newline, and its last piece is empty.
   *lines, unfinished = user_path(path).read_bytes().split(b'\n')
   is_truncated = _is_cut(unfinished)
@@ -166,10 +163,8 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
       f'{recording.VERSION}'
     )
   _check_fields(record, kind)
-  if is_first and not 0 <= record['gamma'] <= MAX_GAMMA:
-    raise ValueError(
-      f'header has gamma {record["gamma"]}, expected 0 to {MAX_GAMMA}'
-    )
+  if is_first and not 0 <= (gamma := record['gamma']) <= MAX_GAMMA:
+    raise ValueError(f'header has gamma {gamma}, expected 0 to {MAX_GAMMA}')
   if kind == 'iteration':
     _check_tokens(record)
   return record

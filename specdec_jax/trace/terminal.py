@@ -42,8 +42,7 @@ def show(
   style: Style = 'lines',
   row: int | None = None,
 ) -> None:
-  """Prints a trace: a legend, the rows or one `row`, from 0, and their tokens
-  per target run.
+  """Prints a trace: a legend, and the rows, or one `row`, counted from 0.
 
   Style 'lines' is a line per iteration with all that was drafted, 'flow' is
   running text with the first rejected token of each. ImportError without rich.
@@ -148,8 +147,7 @@ def _flow(
       verdict = token['verdict']
       if recording.is_after_end(verdict) or token['token'] in hidden_ids:
         continue
-      # A rejected token is no part of the text: its line break would break the
-      # line of what was committed.
+      # Its line break would break the line of what was committed.
       if verdict == 'rejected':
         shown = wording.shown(token['text'])
       else:

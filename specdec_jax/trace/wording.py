@@ -37,9 +37,8 @@ def template(name: str, **filters: Callable[..., object]) -> Any:
   """Reads a template beside this one, which escapes every value and has the
   filters below, and others; ImportError without jinja2."""
   jinja2 = require('jinja2', extra='models', purpose='to draw a trace')
-  environment = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined
-  )
+  strict = jinja2.StrictUndefined
+  environment = jinja2.Environment(autoescape=True, undefined=strict)
   environment.filters |= {
     'count_of': count,
     'ordinal': ordinal,

@@ -48,8 +48,7 @@ class TargetHead:
 
 
 def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, ArrayTree]:
-  """Reads sizes and params of a Llama-type target, as `--model` takes it;
-  ValueError for another model."""
+  """Reads a Llama-type target, named as for `--model`; else ValueError."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
   check_target(target, config)
   return config, params
@@ -70,8 +69,7 @@ def head_of(config: LlamaConfig, params: ArrayTree) -> TargetHead:
 
 
 def head_digest(head: TargetHead) -> str:
-  """Digests a target's rows of logits and its last norm, by which texts name
-  who wrote them."""
+  """Digests a target's head, by which texts name who wrote them."""
   digest = hashlib.sha256()
   # As bfloat16, so that it is the same in every dtype.
   for array in (head.norm, head.rows):
@@ -80,8 +78,7 @@ def head_digest(head: TargetHead) -> str:
 
 
 class UnrolledAttention:
-  """The attention of an unrolled step, for `Eagle`'s `mix`; called once per
-  step, in their order."""
+  """The attention of unrolled steps, for `Eagle`'s `mix`, called in order."""
 
   def __init__(self, mask: Array, scale: float):
     """`mask` is bool `[B, T, T]`: which keys of step 0 each position sees."""
@@ -155,8 +152,7 @@ def unroll(
   """
   tokens = batch['decoder_target_tokens']
   segments = batch['decoder_segment_ids']
-  # Step 0 sees what stands before in the same text: in segments [1, 1, 2],
-  # position 2 sees itself alone.
+  # Step 0 sees its own text: in segments [1, 1, 2], position 2 only itself.
   positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
   mask = segments[:, :, None] == segments[:, None, :]
   mask &= (positions[:, None] >= positions[None, :])[None]
@@ -183,9 +179,8 @@ def target_states(
   `last` is what left the target's last layer, `[B, T, embed]`. The normaliser
   is meaningless where a prompt's token follows.
   """
-  # log p = logit - normaliser, and of the token that was written next log p was
-  # recorded and the logit is computed here: that gives the normaliser, without
-  # the logits of all V.
+  # log p = logit - normaliser. Of the token that was written next, log p was
+  # recorded and the logit is computed here, without those of all V.
   norm = RMSNorm(epsilon, head.rows.dtype)
   x = applied(norm)({'scale': head.norm}, last)
   next_rows = jnp.take(head.rows, ahead(batch['decoder_target_tokens'], 1), 0)
@@ -206,20 +201,17 @@ def lk_loss(log_p: Array, logits: Array) -> tuple[Array, Array, Array]:
 
   alpha = sum min(p, q): a token drawn from q is accepted with that probability.
   The loss is lambda KL(p | q) + (1 - lambda) (1 - alpha), and lambda, which is
-  exp(-3 alpha), counts as a constant. Sums run over the tokens that can
-  be drafted; p is not renormalised onto them, and its mass elsewhere is lost to
-  alpha whatever q is.
+  exp(-3 alpha), counts as a constant. Sums run over the tokens that can be
+  drafted; p is not renormalised, and its mass elsewhere is lost to alpha.
 
   `log_p` and `logits` are `[..., V_draft]`; the results float32 `[...]`.
   """
-  # Of p = [.6, .3] over two tokens that can be drafted (.1 is elsewhere) and
-  # q = [.5, .5], alpha is .5 + .3.
+  # Of p = [.6, .3], with .1 elsewhere, and q = [.5, .5], alpha is .5 + .3.
   log_q = jax.nn.log_softmax(logits)
   p, q = jnp.exp(log_p), jnp.exp(log_q)
   alpha = jnp.minimum(p, q).sum(-1)
   kl = (p * (log_p - log_q)).sum(-1)
-  # The divergence teaches where little is accepted, alpha's own gradient where
-  # much is.
+  # The divergence teaches where little is accepted, alpha where much is.
   share = jax.lax.stop_gradient(jnp.exp(-_SHARPNESS * alpha))
   return share * kl + (1 - share) * (1 - alpha), kl, alpha
 
@@ -235,13 +227,13 @@ def eagle_loss(
   position of a text of `target`, as for `--model`, that can be drafted from.
 
   It reports `nats`, the divergence at the first step; `accuracy`, how often the
-  likeliest token of that step was written; `alpha_1` to `alpha_N`, the mean
-  alpha of each of `num_steps`; `coverage`, the target's mass on the tokens that
-  can be drafted."""
+  likeliest token of that step was written; `alpha_1` and on, each step's mean
+  alpha; `coverage`, the target's mass on the tokens that can be drafted."""
   if num_steps < 1:
     raise ValueError(f'num_steps must be at least 1, got {num_steps}')
   target_config, target_params = read_target(target, config.dtype)
   head = head_of(target_config, target_params)
+  epsilon = target_config.norm_epsilon
   sums_of = functools.partial(_loss_sums, config, decay=decay)
 
   def loss_fn(params, batch: Batch, key: Array | None) -> LossSums:
@@ -253,20 +245,15 @@ def eagle_loss(
     # Of streams of 3 layers, side by side, the last is the target's output.
     begin = streams.shape[-1] - target_config.embed_dim
     features, last = jnp.split(streams, [begin], axis=-1)
-    x, normalizer = target_states(
-      head, last, batch, epsilon=target_config.norm_epsilon
-    )
+    x, normalizer = target_states(head, last, batch, epsilon=epsilon)
     hidden = unroll(
       config, rounded, head.embedding, batch, features, num_steps=num_steps
     )
-    # Step i from position t stands where the target says what follows token
-    # t + i + 1: one distribution for all steps.
-    counted = jnp.stack(
-      [behind(_is_counted(batch, i), i + 1) for i in range(num_steps)], axis=2
-    )
-    hidden_there = jnp.stack(
-      [behind(each, i + 1) for i, each in enumerate(hidden)], axis=2
-    )
+    # Step i from position t goes to t + i + 1: one distribution for all steps.
+    moved = lambda steps: [behind(x, i + 1) for i, x in enumerate(steps)]
+    is_counted = [_is_counted(batch, i) for i in range(num_steps)]
+    counted = jnp.stack(moved(is_counted), axis=2)
+    hidden_there = jnp.stack(moved(hidden), axis=2)
     flat = lambda x: x.reshape(-1, *x.shape[2:])
     return chunked.summed(
       sums_of,
@@ -305,8 +292,7 @@ def _loss_sums(
   *,
   decay: float,
 ) -> LossSums:
-  """Computes the sums of `eagle_loss` over N positions, each with the hidden
-  states of n steps, `[N, n, embed]`."""
+  """Sums `eagle_loss` over N positions of n steps: `hidden` `[N, n, embed]`."""
   ids, counted = shared['target_ids'], target['counted'].astype(jnp.float32)
   log_p = target_log_probs(shared['rows'], target['x'], target['normalizer'])
   params = {**projection, 'target_ids': ids}

@@ -16,8 +16,7 @@ from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import eagle as training
 from specdec_jax.training.losses import ArrayTree
 
-# The least scale of a norm that is divided by, and the size of drawn weights
-# for all features but the last.
+# The least scale that is divided by, and the share of weights that are drawn.
 _LEAST_SCALE = 0.01
 _SHARE_OF_OTHERS = 0.1
 
@@ -31,8 +30,7 @@ def eagle_config(
   num_heads: int | None = None,
   num_kv_heads: int | None = None,
 ) -> EagleConfig:
-  """Chooses the sizes of a network that fits a target, whose own layers' sizes
-  are the default.
+  """Chooses sizes that fit a target, by default those of its own layers.
 
   It reads the streams that were kept in `texts`, a folder of `specdec data
   write --prompts`, or several, but the last of them, which is the target's
@@ -97,8 +95,7 @@ def eagle_params(
   texts: Folders,
   num_parts: int | None = None,
 ) -> ArrayTree:
-  """Makes the parameters that a network begins from: near the target, but for
-  its layer, which is drawn.
+  """Makes the first parameters: near the target's, but for a layer, drawn.
 
   The tokens that can be drafted are those that the target wrote most often in
   `texts`, as for `eagle_config`; how much of its output they cover is printed.
@@ -129,9 +126,8 @@ def begun(
   head = training.head_of(target_config, target_params)
   scale_of = functools.partial(_norm_scale, target_config, target_params)
   params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
-  # Logits, and the norm before them, begin as the target's. Other norms begin
-  # as those of the target's layers that read the same, which hold the few
-  # outlying dimensions of a stream down.
+  # Logits and their norm begin as the target's, and other norms as those of its
+  # layers that read the same, which hold outlying dimensions of a stream down.
   params['target_ids'] = target_ids
   params['logits_dense'] = {'kernel': head.rows[target_ids].T}
   params['decoder_norm'] = {'scale': head.norm}
@@ -139,10 +135,14 @@ def begun(
   for i, layer in enumerate(config.feature_layers):
     params[f'feature_norms_{i}'] = {'scale': scale_of(layer)}
   # The hidden state begins as the last feature, so that the layer adds to a
-  # stream from which those logits can be read.
-  kernel = params['features_dense']['kernel']
+  # stream from which those logits can be read. Features are normed with their
+  # scale before they come here: the identity on the last of them has to divide
+  # by it; where it is nearly 0, by a bit more.
   last = scale_of(config.feature_layers[-1])
-  params['features_dense'] = {'kernel': _passing_the_last(kernel, last)}
+  undone = jnp.sign(last) / jnp.maximum(jnp.abs(last), _LEAST_SCALE)
+  others = params['features_dense']['kernel'][: -last.size]
+  kernel = jnp.concatenate([_SHARE_OF_OTHERS * others, jnp.diag(undone)])
+  params['features_dense'] = {'kernel': kernel}
   return params
 
 
@@ -155,15 +155,3 @@ def _norm_scale(config: LlamaConfig, params: ArrayTree, layer: int) -> Array:
     norms = params[f'layers_{layer}']
     scale = norms['pre_self_attention_layer_norm']['scale']
   return scale / jnp.sqrt(jnp.mean(scale**2))
-
-
-def _passing_the_last(kernel: Array, scale: Array) -> Array:
-  """Returns the first kernel of `features_dense`, `[features, embed]`: the
-  identity divided by `scale` for the last feature, and a tenth of the drawn
-  `kernel` for the others."""
-  dim = scale.size
-  # Features are normed with `scale` before they come here, so the identity on
-  # the last of them has to divide by it; where it is nearly 0, by a bit more.
-  undone = jnp.sign(scale) / jnp.maximum(jnp.abs(scale), _LEAST_SCALE)
-  others = _SHARE_OF_OTHERS * kernel[:-dim]
-  return jnp.concatenate([others, jnp.diag(undone)])

@@ -23,8 +23,7 @@ from specdec_jax.training import run_checkpoints
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 from specdec_jax.training.run_checkpoints import Checkpoints, Run
 
-# `(step, metrics)`: called after every step, and with `validation_...` metrics
-# after every validation.
+# `(step, metrics)`, of every step and, as `validation_...`, every validation.
 Report = Callable[[int, Mapping[str, float]], None]
 
 # Coverage is a probability; this leaves room for rounding.
@@ -39,8 +38,7 @@ class Schedule:
     train_steps: where it ends.
     eval_period: from one validation to the next.
     checkpoint_period: from one checkpoint to the next.
-    log_period: steps that a line of metrics averages; a checkpoint ends a line
-      early.
+    log_period: steps that a line of metrics averages, up to a checkpoint.
     keep: newest checkpoints that are kept.
     average_last: newest checkpoints whose mean is the model.
   """
@@ -63,8 +61,7 @@ class Schedule:
       )
 
   def is_due(self, step: int, period: int) -> bool:
-    """Tells whether what happens every `period` steps, and at the end, does
-    now."""
+    """Tells whether what is done every `period` steps, and last, is due."""
     return step == self.train_steps or step % period == 0
 
 
@@ -76,16 +73,13 @@ def step(
   optimizer: optax.GradientTransformation,
   num_microbatches: int = 1,
 ) -> tuple[Run, dict[str, Array]]:
-  """Takes one optimizer step on the mean loss of a batch's targets, computed in
-  `num_microbatches` parts for less memory.
+  """Takes a step on a batch's mean loss, computed in `num_microbatches` parts.
 
   Returns the run after it, and float32 scalars: `loss`, `nats` and `accuracy`
   per target, `weight` of the targets, `grad_norm`, and the loss's own figures.
   """
   key = jax.random.fold_in(run.rng_key, run.step)
-  grads, sums = _summed_gradients(
-    loss_fn, run.params, batch, key, num_microbatches
-  )
+  grads, sums = _gradients(loss_fn, run.params, batch, key, num_microbatches)
   scale = 1.0 / jnp.maximum(sums.weight, 1.0)
   grads = jax.tree.map(lambda g: g * scale, grads)
   trained, fixed = run_checkpoints.partition(run.params)
@@ -93,14 +87,13 @@ def step(
     updates, opt_state = optimizer.update(grads, run.opt_state, trained)
   trained = jax.tree.map(lambda p, u: p + u, trained, updates)
   params = run_checkpoints.combine(trained, fixed)
-  # Of the mean loss's gradient, before the optimiser clips it.
-  squares = [jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)]
   metrics = {
     'loss': sums.loss * scale,
     'nats': sums.nats * scale,
     'accuracy': sums.num_correct * scale,
     'weight': sums.weight,
-    'grad_norm': jnp.sqrt(jnp.stack(squares).sum()),
+    # Of the mean loss's gradient, before the optimiser clips it.
+    'grad_norm': optax.tree.norm(grads),
     **sums.means(),
   }
   run = dataclasses.replace(
@@ -109,7 +102,7 @@ def step(
   return run, metrics
 
 
-def _summed_gradients(
+def _gradients(
   loss_fn: LossFn, params: ArrayTree, batch: Batch, key: Array, parts: int
 ) -> tuple[ArrayTree, LossSums]:
   """Computes gradients and sums of a batch, added up over its `parts`."""
@@ -235,12 +228,10 @@ def _what_is_left(run: Run, schedule: Schedule) -> str:
 def _check_averaged(
   run: Run, schedule: Schedule, checkpoints: Checkpoints
 ) -> None:
-  """Raises ValueError unless the run leaves as many checkpoints as it is to
-  average."""
+  """Raises ValueError unless the run leaves enough checkpoints to average."""
   to_come = range(int(run.step) + 1, schedule.train_steps + 1)
-  count = len(checkpoints.steps()) + sum(
-    schedule.is_due(step, schedule.checkpoint_period) for step in to_come
-  )
+  is_saved = lambda step: schedule.is_due(step, schedule.checkpoint_period)
+  count = len(checkpoints.steps()) + sum(map(is_saved, to_come))
   if count < schedule.average_last:
     raise ValueError(
       f'average_last is {schedule.average_last}, and {schedule.train_steps} '
@@ -285,7 +276,7 @@ def _train_from(
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
   # Step n reads batch n, counted from 0: no other state of the data is kept.
   for position in range(int(run.step), schedule.train_steps):
-    started = time.perf_counter()
+    taken, started = position + 1, time.perf_counter()
     if dataset.prepare is not None:
       dataset.prepare(position, run.params)
     batch = meshes.place_batch(dataset.batch(position))
@@ -295,17 +286,15 @@ def _train_from(
       kept = checkpoints.steps()
       newest = f'the checkpoint of step {kept[-1]}' if kept else 'no checkpoint'
       raise ValueError(
-        f'training stopped at step {position + 1}, batch {position}: {wrong}; '
+        f'training stopped at step {taken}, batch {position}: {wrong}; '
         f'{newest} in {checkpoints.folder} is from before it'
       )
     metrics['seconds'] = time.perf_counter() - started
-    report(position + 1, metrics)
-    if dataset.validation and schedule.is_due(
-      position + 1, schedule.eval_period
-    ):
-      report(position + 1, validate(evaluate, run.params, dataset))
+    report(taken, metrics)
+    if dataset.validation and schedule.is_due(taken, schedule.eval_period):
+      report(taken, validate(evaluate, run.params, dataset))
     # Last: what is reported of a step is not reported again after it.
-    if schedule.is_due(position + 1, schedule.checkpoint_period):
+    if schedule.is_due(taken, schedule.checkpoint_period):
       checkpoints.save(run)
   return run
 
@@ -325,20 +314,16 @@ def _what_is_wrong(metrics: Mapping[str, float]) -> str:
 def validate(
   evaluate: Callable, params: ArrayTree, dataset: Dataset
 ) -> dict[str, float]:
-  """Computes negative log-likelihood and accuracy per target over the whole
-  split, and the loss's own figures."""
+  """Computes nats, accuracy and the loss's own figures over the whole split."""
   assert dataset.validation is not None
   # In float64: a split has more targets than float32 can count one by one.
-  found = [
-    jax.tree.map(
-      np.float64, jax.device_get(evaluate(params, meshes.place_batch(batch)))
-    )
-    for batch in dataset.validation()
-  ]
+  batches = map(meshes.place_batch, dataset.validation())
+  sums = (jax.device_get(evaluate(params, batch)) for batch in batches)
+  found = [jax.tree.map(np.float64, each) for each in sums]
   # A split without rows has zeros.
   zero = jnp.float32(0)
   nothing = LossSums(loss=zero, nats=zero, num_correct=zero, weight=zero)
-  total = jax.tree.map(lambda *sums: sum(sums), *(found or [nothing]))
+  total = jax.tree.map(lambda *each: sum(each), *(found or [nothing]))
   weight = max(total.weight, 1.0)
   figures = {
     f'validation_{name}': float(each / max(each_weight, 1.0))

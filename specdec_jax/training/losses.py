@@ -120,9 +120,8 @@ def teacher_forced(
 def supervised_loss(
   config: T5Config, *, label_smoothing: float = 0.0, z_loss: float = 1e-4
 ) -> LossFn:
-  """Makes a loss: the cross entropy of the batch's targets; see
-  `cross_entropy`. ValueError if the config is no T5's, or a number is out of
-  range."""
+  """Makes a loss: the `cross_entropy` of the batch's targets. ValueError if the
+  config is no T5's, or a number is out of range."""
   if not isinstance(config, T5Config):
     raise ValueError('the usual loss is for a T5: another network needs a loss')
   check_share('label_smoothing', label_smoothing)
@@ -157,9 +156,8 @@ def divergence(
   Returns float32 `[...]`, 0 where p is q; ValueError for other kinds or betas.
   """
   if kind not in DIVERGENCES:
-    raise ValueError(
-      f'{kind!r} is no divergence; there are {", ".join(DIVERGENCES)}'
-    )
+    known = ', '.join(DIVERGENCES)
+    raise ValueError(f'{kind!r} is no divergence; there are {known}')
   if not 0 < beta < 1:
     raise ValueError(f'beta must be between 0 and 1, got {beta}')
   log_p = jax.nn.log_softmax(target_logits.astype(jnp.float32))

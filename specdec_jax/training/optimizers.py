@@ -73,10 +73,9 @@ def learning_rate(
   return schedule
 
 
-# As T5 was trained with (Shazeer and Stern, arXiv 1804.04235): optax's defaults
-# are that second moments are factored where both sides have 128 entries, that
-# there is no momentum, and that a step is relative to the parameter's own root
-# mean square.
+# As T5 was trained with (Shazeer and Stern, arXiv 1804.04235). By default optax
+# factors second moments where both sides have 128 entries, has no momentum, and
+# takes steps relative to the parameter's own root mean square.
 adafactor = optax.adafactor
 
 

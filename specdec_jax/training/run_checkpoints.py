@@ -48,9 +48,8 @@ class Run:
 
 
 def partition(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-  """Partitions parameters into those that are trained and those that are not:
-  integers, such as the ids of a draft vocabulary. Each tree has None for what
-  is in the other."""
+  """Partitions parameters into those that are trained and integers, such as the
+  ids of a draft vocabulary. Each tree has None for what is in the other."""
   # {'kernel': floats, 'target_ids': ints} becomes {'kernel': floats,
   # 'target_ids': None} and {'kernel': None, 'target_ids': ints}.
   is_trained = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
@@ -70,9 +69,8 @@ def combine(trained: ArrayTree, fixed: ArrayTree) -> ArrayTree:
 
 
 def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
-  """Places a run over the mesh that is set, if any: parameters as
-  `sharding.rules` says, the optimiser's arrays of the same shapes beside them,
-  the rest whole on every device."""
+  """Places a run over the mesh that is set, if any: parameters and what the
+  optimiser has of their shapes as `sharding.rules` says, the rest whole."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return run
@@ -115,8 +113,7 @@ class Checkpoints:
       self.manager.wait_until_finished()
 
   def restore(self, like: Run, step: int) -> Run:
-    """Reads a checkpoint, laid out over the devices as `like`; ValueError if it
-    does not hold what `like` does."""
+    """Reads a checkpoint, laid out as `like`; ValueError if it is another's."""
     expected = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       _as_tree(like),
@@ -136,8 +133,7 @@ class Checkpoints:
     return Run(**tree | {'rng_key': jax.random.wrap_key_data(tree['rng_key'])})
 
   def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
-    """Reads the newest checkpoint that can be read; None if there is none at
-    all.
+    """Reads the newest checkpoint that can be read; None if there is none.
 
     Newer ones are then damaged, and are moved out of the way, so that the run
     can write those steps again; `say` is told of each. ValueError if there are
@@ -150,8 +146,7 @@ class Checkpoints:
         run = self.restore(like, step)
       except ValueError as raised:
         error = raised
-      # If one process cannot read it, none does: all have to go on from one
-      # step.
+      # If one process cannot read it, none does: all go on from one step.
       if _is_everywhere(run is not None):
         break
       unread.append((step, error))
@@ -193,14 +188,12 @@ def open_run(
 ) -> Iterator[Checkpoints]:
   """Opens the checkpoints of a new run, or of one that goes on.
 
-  Nobody else can open the run meanwhile, in this process or another. The folder
-  is made if need be; its `model.json` says what network is trained, and its
-  `vocabulary.sha256` with what SentencePiece model, if that is known. The
-  newest `keep` checkpoints are kept.
+  Nobody else can open the run meanwhile. The folder is made if need be; its
+  `model.json` says what network is trained, and its `vocabulary.sha256` with
+  what SentencePiece model, if known. The newest `keep` checkpoints are kept.
 
-  Raises ValueError if the folder is of another network than `config` or of
-  another vocabulary, is open already, or as `orbax.text_of`; ImportError
-  without the orbax-checkpoint package.
+  Raises ValueError if the folder is of another network or another vocabulary,
+  is open already, or as `orbax.text_of`; ImportError without orbax-checkpoint.
   """
   ocp = orbax.import_orbax()
   folder = user_path(model_dir).absolute()
@@ -208,8 +201,7 @@ def open_run(
   folder.mkdir(parents=True, exist_ok=True)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
-    # A step goes on only when its checkpoint is on the disk: who meets a full
-    # disk hears of it at that step.
+    # Who meets a full disk hears of it at that step.
     enable_async_checkpointing=False,
     cleanup_tmp_directories=True,
   )
@@ -220,9 +212,8 @@ def open_run(
     processes.ask_first(lambda: stack.enter_context(lock))
     processes.ask_first(lambda: _check_network(folder, config))
     processes.ask_first(lambda: _check_vocabulary(folder, vocabulary))
-    manager = stack.enter_context(
-      ocp.CheckpointManager(managed, options=options)
-    )
+    opened = ocp.CheckpointManager(managed, options=options)
+    manager = stack.enter_context(opened)
     checkpoints = Checkpoints(folder, manager)
     yield checkpoints
     # Orbax deletes when it writes: a kill in between leaves one too many.

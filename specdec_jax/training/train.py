@@ -55,8 +55,7 @@ def train(
     model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
       and, in the end, `model/`, which `--model` and `specdec infer` take.
     loss: from the config to what is minimised, such as `@eagle.eagle_loss`.
-    dtype: 'float32' or 'bfloat16', of activations; parameters and the
-      optimiser's state are float32.
+    dtype: 'float32' or 'bfloat16', of activations; all else is float32.
     num_microbatches: parts that a batch is computed in, for less memory.
     num_partitions: devices that share one copy of the model.
     model_parallel_submesh: the same as a box of a TPU slice.
@@ -79,8 +78,7 @@ def train(
   if vocabulary is not None:
     dataset = dataset._replace(vocabulary=user_path(vocabulary))
   _check_processes(dataset, initial_checkpoint_path)
-  # The dtype is that of activations: weights are read, trained and written in
-  # float32.
+  # Weights are read, trained and written in float32, whatever the dtype.
   in_float32 = _computed_in(config, 'float32', 0.0)
   folder = user_path(model_dir)
   with (
@@ -128,12 +126,10 @@ def _write(
 def _computed_in(
   config: T5Config | DrafterConfig, dtype: str, dropout_rate: float
 ) -> T5Config | DrafterConfig:
-  """Returns the sizes with a dtype and, where the network can, a rate of
-  dropout."""
+  """Returns the sizes with a dtype and, if it has one, a rate of dropout."""
   if dtype not in presets.DTYPES:
-    raise ValueError(
-      f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
-    )
+    known = ' or '.join(presets.DTYPES)
+    raise ValueError(f'dtype is {dtype!r}, expected {known}')
   changed: dict[str, Any] = {'dtype': jnp.dtype(dtype)}
   if hasattr(config, 'dropout_rate'):
     losses.check_share('dropout_rate', dropout_rate)
@@ -147,8 +143,7 @@ def _computed_in(
 
 
 def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
-  """Raises ValueError unless all processes have the same data, and begin from
-  the same weights."""
+  """Raises ValueError unless all processes have the same data and weights."""
   if jax.process_count() == 1:
     return
   found = {'digest of the data': agreement.of_arrays(dataset.contents)}
@@ -161,8 +156,7 @@ def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
 def _read_vocabulary(
   path: str | None, dataset: Dataset, config: T5Config | DrafterConfig
 ) -> AnyVocabulary | None:
-  """Reads what is put beside the weights; None beside those of a drafter
-  without."""
+  """Reads what is put beside the weights; None for a drafter without any."""
   if not families.of(config).has_vocabulary:
     if path is not None:
       raise ValueError('heads have no vocabulary of their own: give none')
@@ -196,8 +190,7 @@ def _mesh(
 def _reporting(
   folder: Path, schedule: loop.Schedule
 ) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
-  """Reports metrics to the log, the screen and a bar, as means over steps; the
-  second function prints sentences."""
+  """Yields what reports metrics, as means over steps, and prints sentences."""
   # A mean ends at a checkpoint too: a run that goes on from there writes the
   # lines of one that was not killed. Of several processes the first does all.
   with contextlib.ExitStack() as stack:

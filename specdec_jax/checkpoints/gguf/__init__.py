@@ -1,5 +1,4 @@
-"""Models in GGUF files, llama.cpp's format: Llama up to 3.2, Mistral, Qwen2,
-Qwen3, Gemma 2 and Gemma 3."""
+"""GGUF files of Llama up to 3.2, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3."""
 
 import collections
 from pathlib import Path
@@ -20,14 +19,14 @@ from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
+_Config = LlamaConfig | GemmaConfig
 _GEMMAS = ('gemma2', 'gemma3')
 # The number of layers of the largest model of each. In these alone attention
 # scores are not divided by the root of a head's size; files do not state it,
 # and llama.cpp, too, goes by the number of layers.
 _NUM_LAYERS_27B = {'gemma2': 46, 'gemma3': 62}
 _ARCHITECTURES = ('llama', 'qwen2', 'qwen3', *_GEMMAS)
-# The architecture whose queries and keys llama.cpp's converter interleaves;
-# files of Mistral name it as well.
+# Llama's and Mistral's, of which llama.cpp interleaves queries and keys.
 _INTERLEAVED = 'llama'
 # Keys of an architecture that change nothing that is computed.
 _WITHOUT_EFFECT = ('vocab_size', 'expert_used_count', 'tensor_data_layout')
@@ -59,8 +58,7 @@ _TYPES = 'tokenizer.ggml.token_type'
 _TEMPLATE = 'tokenizer.chat_template'
 # What llama.cpp calls Llama 3's way of splitting words.
 _LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
-# Tokens that end texts in generation_config.json, by the way of splitting; a
-# file names at most two.
+# Further tokens that end texts in generation_config.json, by the splitting.
 _ENDS = {'qwen2': ('<|endoftext|>',)} | dict.fromkeys(
   _LLAMA3_NAMES, ('<|end_of_text|>', '<|eom_id|>')
 )
@@ -78,9 +76,7 @@ _WORDS = (
 )
 
 
-def read_config(
-  path: Path, *, dtype: jnp.dtype = jnp.float32
-) -> LlamaConfig | GemmaConfig:
+def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> _Config:
   """Returns the sizes that a GGUF file's metadata and tensors state.
 
   Raises ValueError if the file is damaged, of another architecture, or has
@@ -108,7 +104,7 @@ def read_config(
   if embedding is None or not embedding.shape[0]:
     raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
   sizes |= {'vocab_size': embedding.shape[0], 'dtype': dtype}
-  found: LlamaConfig | GemmaConfig = (
+  found: _Config = (
     gemma_of(values, architecture, sizes)
     if is_gemma
     else _config_of(file, values, architecture, sizes)
@@ -168,16 +164,14 @@ def _config_of(
 
 
 def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
-  """Returns the sizes that a file states of its architecture, `kind`, beside
-  those that all networks have; raises ValueError for what
-  `models.gemma.decoder` does not compute."""
+  """Returns the sizes that a file states of a `kind` beside those of all;
+  raises ValueError for what `models.gemma.decoder` does not compute."""
   is_gemma_3, number = kind == 'gemma3', values.number
   base = values.positive('rope.freq_base', 1e6 if is_gemma_3 else 1e4)
   period = 6 if is_gemma_3 else 2
   window = values.count('attention.sliding_window')
   values.expect('attention.sliding_window_pattern', period)
-  # Scores are divided by the root of `scalar`: a head's size in all models but
-  # one.
+  # Scores are divided by the root of `scalar`: a head's size in all but one.
   scalar = sizes['head_dim']
   if sizes['num_layers'] == _NUM_LAYERS_27B[kind]:
     scalar = sizes['embed_dim'] // sizes['num_heads']
@@ -221,7 +215,7 @@ def _architecture(file: GgufFile) -> str:
   return found
 
 
-def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
+def read_params(path: Path, config: _Config) -> Weights:
   """Reads the tree of the network in a file, in the config's dtype; ValueError
   if a tensor is not that of the network, of an unknown type, or not finite."""
   file = container.open_gguf(path)
@@ -247,14 +241,12 @@ def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
   return parameters.read_all(read, wanted, config.dtype)
 
 
-def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
+def parameters_of(config: _Config) -> tuple[Parameter, ...]:
   """Lists every parameter of a model of these sizes, by its name in GGUF."""
   return parameters.named(config, _NAMES, 'blk.{}')
 
 
-def num_rotary_heads(
-  config: LlamaConfig | GemmaConfig, parameter: Parameter
-) -> int:
+def num_rotary_heads(config: _Config, parameter: Parameter) -> int:
   """Returns the heads in a tensor of which a Llama's GGUF interleaves the
   halves that rotary positions pair; 0 for a tensor without any."""
   heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}

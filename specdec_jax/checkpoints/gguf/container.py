@@ -126,8 +126,7 @@ def _read_header(
   data: 'np.ndarray | Ranges',
 ) -> tuple[Json, dict[str, TensorInfo]]:
   """Reads the metadata, and where tensors lie."""
-  # The header does not state its length: for an object in a bucket, more is
-  # read until the header is complete.
+  # The header does not state its length: from a bucket, ever more is read.
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
   while True:
     try:
@@ -173,8 +172,7 @@ def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
 
 
 def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
-  """Returns how a tensor is quantised, and how many values a block has in how
-  many bytes."""
+  """Returns a tensor's quantisation, and the values and bytes of a block."""
   # Those of Q8_0 are 32 in 34: a scale of 16 bits and 32 of 8.
   gguf = _import_gguf()
   try:
@@ -192,9 +190,8 @@ def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:
-  """Reads and dequantises one tensor: float32 of its shape, in memory of its
-  own. Raises ValueError if its type cannot be dequantised, or it holds a NaN or
-  an infinity."""
+  """Reads and dequantises one tensor: float32 of its shape, in its own memory.
+  ValueError if gguf cannot dequantise it, or it holds a NaN or infinity."""
   gguf, info = _import_gguf(), file.tensors[name]
   quantization, block_size, block_bytes = _blocks(name, info)
   result = np.empty(math.prod(info.shape), np.float32)

@@ -70,8 +70,7 @@ HONOURED: Json = {
   'sequence_bias': None,
   'suppress_tokens': None,
 }
-# Likewise settings that change the text of transformers, and nothing here.
-# Loading warns of them.
+# Likewise settings that transformers honours, and that here cause a warning.
 NOT_HONOURED: Json = {
   'exponential_decay_length_penalty': None,
   'guidance_scale': 1.0,
@@ -80,8 +79,7 @@ NOT_HONOURED: Json = {
   'watermarking_config': None,
 }
 # Keys of config.json that change nothing that a network computes: how files
-# were made, how to train, what to generate by default, and how to run. Readers
-# ask for all others that they know.
+# were made, how to train, what to generate by default, and how to run.
 WITHOUT_EFFECT = frozenset(HONOURED | NOT_HONOURED) | frozenset((
   'architectures', 'dtype', 'torch_dtype', 'transformers_version',
   'transformers.js_config', 'name_or_path', '_name_or_path', '_commit_hash',
@@ -172,8 +170,7 @@ def _network_of(config: AnyConfig) -> _Network:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-  """Returns the vocabulary of a folder: tokenizer.json and what stands beside
-  it, with the token ids of transformers.
+  """Returns the vocabulary of a folder, with the token ids of transformers.
 
   End-of-text ids are those of `read_eos_ids`, else the tokenizer's own end
   token. Raises ValueError if tokenizer.json is missing or broken, and
@@ -246,9 +243,8 @@ def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
 
 
 def tokenizer_settings(folder: Path) -> Settings:
-  """Reads tokenizer_config.json. In folders of earlier transformers, those
-  whose added tokens are not in that file, special_tokens_map.json overrides
-  it."""
+  """Reads tokenizer_config.json. Where it has no added tokens, as in folders of
+  earlier transformers, special_tokens_map.json overrides it."""
   values = settings.read_if_any(folder / 'tokenizer_config.json')
   special = settings.read_if_any(folder / 'special_tokens_map.json')
   if values.has(_ADDED) or not special.values:
@@ -259,9 +255,8 @@ def tokenizer_settings(folder: Path) -> Settings:
 
 def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
   """Returns arguments of `tokenizers.AddedToken` for the tokens that
-  `tokenizer_settings` and added_tokens.json state, by their texts, in the order
-  in which transformers adds those that tokenizer.json lacks; the order alone
-  decides their ids."""
+  `tokenizer_settings` and added_tokens.json state, by their texts. The order is
+  that in which transformers adds them, as it decides their ids."""
   by_id: dict[int, Json] = {}
   if values.has(_ADDED):
     stated = values.at(_ADDED)

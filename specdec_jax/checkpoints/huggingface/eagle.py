@@ -49,11 +49,9 @@ _NAMES = {ours: _LAYER + theirs for ours, theirs in llama.NAMES.items()} | {
 }
 _FEATURE_NORM = 'feature_norms_'
 _IDS, _OFFSETS, _IS_DRAFTED = 'target_ids', 'd2t', 't2d'
-_EMBEDDINGS, _LOGITS, _LAST_NORM = (
-  f'{name}.weight' for name in ('embed_tokens', 'lm_head', 'norm')
-)
-# The values that `models.drafting.eagle` computes with; a file may state
-# others.
+_EMBEDDINGS, _LOGITS = 'embed_tokens.weight', 'lm_head.weight'
+_LAST_NORM = 'norm.weight'
+# The values that `models.drafting.eagle` computes with.
 _FLAGS = {
   'bias': False,
   'parallel_drafting': False,
@@ -89,8 +87,7 @@ _DEFAULTS = {
 
 def is_stated(values: Settings) -> bool:
   """Tells whether config.json is that of an EAGLE-3 drafter."""
-  # SafeAILab's own files name a Llama's architecture; `draft_vocab_size`
-  # distinguishes them.
+  # SafeAILab's own files name a Llama's architecture, and have the last key.
   return (
     any('Eagle3' in name for name in values.texts('architectures', []))
     or values.has('speculators_model_type')
@@ -104,8 +101,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   # speculators states the layer's sizes in an object of their own.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values
-  # All other writers have one network, whatever `model_type` says of the
-  # target.
+  # Others have one network, whatever `model_type` says of the target.
   stated = inner.text('model_type', None if is_nested else 'llama')
   kind = stated if is_nested else 'llama'
   if kind not in _DEFAULTS:
@@ -197,9 +193,8 @@ def _usual_name(name: str) -> str:
 
 
 def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
-  """Returns the tensors of a folder that the network needs, and its parameters,
-  by their names in the file; raises ValueError if the folder leaves others to
-  the target."""
+  """Returns the tensors of a folder that the network needs, and its parameters;
+  raises ValueError if the folder leaves some to the target."""
   # What the file calls each tensor, by SafeAILab's name.
   found: dict[str, str] = {}
   for name in tensors:
@@ -235,8 +230,7 @@ def _name_of(path: str) -> str:
 
 
 def from_file(config: EagleConfig, params: Weights) -> Weights:
-  """Converts the offsets of a file to ids: `target_ids[i] = i + d2t[i]`; the
-  identity without them."""
+  """Converts a file's offsets, if any, to ids: `target_ids[i] = i + d2t[i]`."""
   # Offsets [0, 0, 3] are the ids [0, 1, 5].
   ids = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
   return params | {_IDS: ids + params.get(_IDS, 0)}
@@ -265,10 +259,8 @@ def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
   if _is_whole(config):
     written = tuple(p for p in written if p.path != _IDS)
   else:
-    shape = (config.vocab_size,)
-    is_drafted = Parameter(
-      _IS_DRAFTED, _IS_DRAFTED, shape, dtype=np.dtype(np.int32)
-    )
+    shape, dtype = (config.vocab_size,), np.dtype(np.int32)
+    is_drafted = Parameter(_IS_DRAFTED, _IS_DRAFTED, shape, dtype=dtype)
     written = (*written, is_drafted)
   if not _is_of_speculators(config):
     return written
@@ -288,9 +280,8 @@ def _is_of_speculators(config: EagleConfig) -> bool:
 
 
 def config_json(config: EagleConfig, dtype: str) -> Json:
-  """Returns what config.json says of a drafter: as SafeAILab's code, SpecForge
-  and SGLang read it, or else as speculators and vLLM do; raises ValueError if
-  neither has such a network."""
+  """Makes a config.json: as SafeAILab's code, SpecForge and SGLang read it, or
+  else speculators and vLLM; ValueError if neither has such a network."""
   # The network of transformers with such layers.
   kind = 'qwen3' if config.has_qk_norm else 'llama'
   sizes = {'model_type': kind} | llama.sizes_json(config, 1)
@@ -307,6 +298,7 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
     if not config.norm_before_logits:
       raise ValueError('no spelling has such norms: convert it to safetensors')
     layers = list(config.feature_layers)
+    greedy = {'proposal_type': 'greedy', 'speculative_tokens': 3}
     return {
       **common,
       'architectures': [_SPECULATORS],
@@ -314,9 +306,7 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
       'speculators_config': {
         'algorithm': 'eagle3',
         'default_proposal_method': 'greedy',
-        'proposal_methods': [
-          {'proposal_type': 'greedy', 'speculative_tokens': 3}
-        ],
+        'proposal_methods': [greedy],
         'verifier': {'name_or_path': None, 'architectures': []},
       },
       'norm_before_residual': config.norm_before_residual,

@@ -51,14 +51,14 @@ _GEMMA_2: Json = {
   'head_dim': 256,
   'vocab_size': 256_000,
   'max_position_embeddings': 8192,
-  'pattern': 2,
+  'period': 2,
   'attention_softcap': 50.0,
   'logits_softcap': 30.0,
 }
 _GEMMA_3 = _GEMMA_2 | {
   'vocab_size': 262_208,
   'max_position_embeddings': 131_072,
-  'pattern': 6,
+  'period': 6,
   'attention_softcap': 0.0,
   'logits_softcap': 0.0,
 }
@@ -66,8 +66,7 @@ _GEMMA_3 = _GEMMA_2 | {
 
 def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
   """Returns the sizes that config.json states, of the text alone if it also
-  sees; raises ValueError for a key that is not known or says what
-  `models.gemma.decoder` does not compute."""
+  sees; ValueError for what `models.gemma.decoder` does not compute."""
   is_gemma_3 = values.text('model_type') != 'gemma2'
   text = values.at('text_config') if values.has('text_config') else values
   if text is not values:
@@ -96,7 +95,7 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
     **llama.counts(values, defaults, may_lack=()),
     'num_layers': num_layers,
     'query_pre_attn_scalar': values.count('query_pre_attn_scalar', 256),
-    'windows': _windows(values, num_layers, defaults['pattern']),
+    'windows': _windows(values, num_layers, defaults['period']),
     'attention_softcap': attention_softcap,
     'logits_softcap': _softcap(
       values, 'final_logit_softcapping', defaults['logits_softcap']
@@ -114,23 +113,19 @@ def _softcap(values: Settings, key: str, default: float) -> float:
   return values.positive(key) if values.has(key) else default
 
 
-def _windows(
-  values: Settings, num_layers: int, pattern: int
-) -> tuple[int, ...]:
+def _windows(values: Settings, num_layers: int, period: int) -> tuple[int, ...]:
   """Returns the window of each layer, up to where they repeat."""
   window = values.count('sliding_window', _WINDOW)
   values.expect('sliding_window_size', window, ', as sliding_window is')
   for key in ('sliding_window_pattern', '_sliding_window_pattern'):
-    pattern = values.count(key, pattern)
-  own = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
+    period = values.count(key, period)
+  own = [SLIDING if (i + 1) % period else FULL for i in range(num_layers)]
   types = values.texts('layer_types', own)
   if len(types) != num_layers or set(types) - {FULL, SLIDING}:
     values.refuse('layer_types', f'{num_layers} of {FULL} or {SLIDING}')
   windows = [window if each == SLIDING else 0 for each in types]
   # [1, 1, 0, 1, 1, 0, 1] repeat after 3.
-  repeats = lambda n: all(
-    each == windows[i % n] for i, each in enumerate(windows)
-  )
+  repeats = lambda n: all(x == windows[i % n] for i, x in enumerate(windows))
   return tuple(windows[: next(filter(repeats, range(1, num_layers + 1)))])
 
 
@@ -182,8 +177,7 @@ def _rope_factor(place: Settings) -> float:
 
 def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
-  # A model that also sees has its text below `language_model`, and images
-  # beside it.
+  # A model that also sees has its text below `language_model`.
   wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'
   for prefix, name in _TEXT_BRANCHES.items():
     if any(each.startswith(prefix) for each in tensors):
@@ -206,8 +200,7 @@ def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: GemmaConfig, dtype: str) -> Json:
-  """Returns what config.json says of a model; raises ValueError if transformers
-  has no such network."""
+  """Makes a config.json; ValueError if transformers has no such network."""
   kind = _TEXT if config.has_qk_norm else 'gemma2'
   name = 'Gemma3' if config.has_qk_norm else 'Gemma2'
   rope: Json = {'rope_theta': config.rope_base}
@@ -227,9 +220,8 @@ def config_json(config: GemmaConfig, dtype: str) -> Json:
     'eos_token_id': 1,
     'bos_token_id': 2,
   }
-  check_written(
-    config, read_config(Settings(path=kind, values=stated), config.dtype)
-  )
+  found = read_config(Settings(path=kind, values=stated), config.dtype)
+  check_written(config, found)
   return stated
 
 
@@ -256,8 +248,7 @@ def stack_json(config: GemmaConfig) -> Json:
 def check_written(config: _Gemma, found: _Gemma) -> None:
   """Raises ValueError unless what is read of a written configuration is what
   was to be written; windows are compared elsewhere."""
-  # The configuration was written and read again: what transformers cannot state
-  # comes back changed.
+  # What transformers cannot state comes back changed.
   differing = [
     f'{field.name} {getattr(config, field.name)}'
     for field in dataclasses.fields(config)

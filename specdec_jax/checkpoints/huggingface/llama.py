@@ -61,9 +61,8 @@ _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
   """Returns the sizes that config.json states; raises ValueError for features
   that `models.llama` does not compute."""
-  # Llama, Mistral, Qwen2 and Qwen3 are one network: Mistral is Llama with a
-  # sliding window, Qwen2 has biases on queries, keys and values, and Qwen3
-  # norms of queries and keys.
+  # All are one network: Mistral is Llama with a window, Qwen2 has biases on
+  # queries, keys and values, and Qwen3 norms of queries and keys.
   kind = values.text('model_type')
   check_supported(values, kind)
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
@@ -104,11 +103,10 @@ def counts(
     'num_kv_heads': found['num_heads'],
     'head_dim': found['embed_dim'] // found['num_heads'],
   }
+  keys = {field: _COUNTS[field] for field in may_lack}
   return found | {
-    field: values.count(
-      _COUNTS[field], known.get(_COUNTS[field], derived[field])
-    )
-    for field in may_lack
+    field: values.count(key, known.get(key, derived[field]))
+    for field, key in keys.items()
   }
 
 
@@ -130,8 +128,7 @@ def rope_place(
   values: Settings, key: str, *, is_spread: bool = False
 ) -> Settings:
   """Returns the section with a rotary setting: transformers 4 has some at the
-  top of the file, transformers 5 all in rope_parameters, unless there is a
-  rope_scaling."""
+  top, 5 all in rope_parameters, unless there is a rope_scaling."""
   scaling = values.at('rope_scaling')
   place = scaling if scaling.values else values.at('rope_parameters')
   return values if is_spread and not place.has(key) else place
@@ -165,8 +162,7 @@ def rope_scaling(values: Settings) -> RopeScaling | None:
 def _windows(
   values: Settings, kind: str, num_layers: int, max_positions: int
 ) -> tuple[int, ...]:
-  """Returns the window of each layer, as `LlamaConfig` has them; one that no
-  context outgrows is none."""
+  """Returns each layer's window; one that no context outgrows is none."""
   # Of 4 layers with `max_window_layers` 2, the last two have a window.
   key, first, window = 'sliding_window', 0, 0
   if values.has(key):
@@ -186,9 +182,8 @@ def _windows(
   allowed = {FULL, SLIDING} if window else {FULL}
   is_other = types != own and not kind.startswith('qwen')
   if is_other or len(types) != num_layers or set(types) - allowed:
-    values.refuse(
-      'layer_types', f'{num_layers} of {" or ".join(sorted(allowed))}'
-    )
+    names = ' or '.join(sorted(allowed))
+    values.refuse('layer_types', f'{num_layers} of {names}')
   if window >= max_positions or SLIDING not in types:
     return ()
   if FULL not in types:
@@ -213,8 +208,7 @@ def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: LlamaConfig, dtype: str) -> Json:
-  """Returns what config.json says of a model; raises ValueError if transformers
-  has no such network."""
+  """Makes a config.json; ValueError if transformers has no such network."""
   kind = _kind(config)
   return {
     'architectures': [f'{kind.capitalize()}ForCausalLM'],
@@ -272,8 +266,7 @@ def _windows_json(config: LlamaConfig, kind: str) -> Json:
   windows = attention.layer_windows(config)
   if not any(windows):
     return {}
-  # config.json has one length for all windows, and a list of the layers that
-  # have one.
+  # config.json has one length of windows, and a list of layers that have one.
   sizes = set(windows) - {0}
   is_mixed = 0 in windows
   if len(sizes) > 1 or (is_mixed and kind == 'mistral'):

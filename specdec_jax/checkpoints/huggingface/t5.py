@@ -16,8 +16,7 @@ MODEL_TYPES: tuple[str, ...] = ('t5', 'mt5', 'umt5')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
-# Some files have these, as copies of others or, like T5 1.0's cross-attention
-# bias, unused.
+# Some files have these as copies, and T5 1.0's cross-attention bias unused.
 _SUPERFLUOUS = (
   'encoder.embed_tokens.weight',
   'decoder.embed_tokens.weight',
@@ -127,9 +126,8 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
 
 
 def _check_ids(values: Settings) -> None:
-  """Raises ValueError unless decoders start with 0, and padding is 0 or, as in
-  MADLAD-400, 1."""
-  # Our rows are padded with 0, with which both were trained.
+  """Raises ValueError unless decoders start with 0, and padding is 0 or 1."""
+  # Our rows are padded with 0, as in the training of MADLAD-400, which has 1.
   values.expect('decoder_start_token_id', 0, ', as T5 has it')
   if values.count('pad_token_id', 0, least=0) > 1:
     values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')
@@ -145,8 +143,7 @@ def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
       folder, kept, _LOGITS, of=_EMBEDDINGS
     )
   if _LOGITS not in kept:
-    # Tied, but not scaled: our logits have a kernel of their own with the same
-    # values.
+    # Tied, but not scaled: our logits have a kernel with the same values.
     wanted = tuple(
       dataclasses.replace(p, name=_EMBEDDINGS) if p.name == _LOGITS else p
       for p in wanted
@@ -155,8 +152,7 @@ def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
 
 
 def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
-  """Returns every parameter of a model of these sizes, by Hugging Face's name;
-  raises ValueError if transformers has no such T5."""
+  """Lists every parameter by Hugging Face's name; ValueError for no such T5."""
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
   if config.has_layer_relpos and config.is_tied:

@@ -18,8 +18,7 @@ from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 MODEL_TYPES: tuple[str, ...] = ('t5gemma',)
 _EMBEDDINGS = 'model.decoder.embed_tokens.weight'
 _LOGITS = 'lm_head.out_proj.weight'
-# By the names of our branches in `encoder` and `decoder`; those of layer N are
-# below `layers.N`.
+# By the names of our branches in both stacks; layer N's are below `layers.N`.
 _NAMES = gemma.NAMES | {
   'token_embedder': 'embed_tokens',
   'encoder_norm': 'norm',
@@ -128,8 +127,7 @@ def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: T5GemmaConfig, dtype: str) -> Json:
-  """Returns what config.json says of a model; raises ValueError if transformers
-  has no such network."""
+  """Makes a config.json; ValueError if transformers has no such network."""
   encoder, decoder = (
     {
       'model_type': _STACK,

@@ -68,8 +68,7 @@ def read_target(path: Path | str, expected: Weights) -> Weights:
     shapes = scanned.stacked_shapes(leaves)
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
-  # `shapes` is flat, and `unstack` frees each array when it is split: nothing
-  # else refers to it.
+  # Nothing else refers to this tree: `unstack` frees each array it has split.
   return scanned.unstack(
     stored_arrays.read_tree(arrays, shapes, source=str(folder)), leaves
   )
@@ -86,8 +85,7 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
 
 def read_step(path: Path | str) -> int:
-  """Reads the training steps taken from the checkpoint itself; raises
-  ValueError if it is unfinished or damaged."""
+  """Reads the training steps taken; ValueError if unfinished or damaged."""
   folder = find(path)
   if _layout(folder) == 'legacy':
     stored = legacy.open_step(folder)
@@ -142,13 +140,11 @@ def folders(path: Path | str) -> tuple[Path, Path]:
 
 def find(path: Path | str) -> Path:
   """Finds the folder of a checkpoint: `path` itself, that of the file
-  `checkpoint`, or the newest step in it. Raises ValueError without a finished
-  one."""
+  `checkpoint`, or the newest step in it. ValueError if none is finished."""
   folder = user_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent
-  # Writers rename a folder when it is complete: a killed one leaves such a
-  # name.
+  # Writers rename a complete folder: a killed one leaves such a name.
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
     raise ValueError(f'{folder} was not written to its end: its name says so')
   if _layout(folder):

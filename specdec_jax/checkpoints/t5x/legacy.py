@@ -110,8 +110,7 @@ def _local_spec(folder: Path, name: str, spec: Any) -> Json:
 
 
 def write(folder: Path, params: Weights, *, step: int) -> None:
-  """Writes a tree of dicts of numpy arrays into a folder that is there, and
-  the index with the training steps taken last."""
+  """Writes numpy arrays into a folder that is there, and the index last."""
   tensorstore = stored_arrays.import_tensorstore()
   specs, pending = {}, []
   # Arrays are written concurrently, and the index after all of them.
@@ -143,8 +142,7 @@ def write(folder: Path, params: Weights, *, step: int) -> None:
 
 
 def chunk_shape(shape: tuple[int, ...]) -> list[int]:
-  """Returns the shape of chunks of at most 4 Mi elements: the largest axis is
-  halved until they are."""
+  """Halves the largest axis until a chunk has at most 4 Mi elements."""
   # A process that needs a slice then decompresses little else. [32128, 512] has
   # 16 Mi elements: its chunks are [16064, 512], and then [8032, 512].
   chunks = list(shape)

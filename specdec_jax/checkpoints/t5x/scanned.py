@@ -1,9 +1,8 @@
 """Layers in one array each, as T5X's scalable_t5 keeps them (`scan_layers`).
 
 `encoder/encoder` and `decoder/decoder` hold what our `layers_0`, `layers_1` ...
-of a stack do. Axis 1 counts layers, and the axis of an attention's kernels that
-joins heads and their features is two: `[embed, layers, heads, kv]`, for `out`
-`[heads, layers, kv, embed]`.
+do. Axis 1 counts layers; heads and their features have an axis each in kernels:
+`[embed, layers, heads, kv]`, and for `out` `[heads, layers, kv, embed]`.
 """
 
 import re
@@ -94,8 +93,7 @@ def unstack(stacked: Weights, expected: Weights) -> Weights:
 
 
 def stack(params: Weights) -> Weights:
-  """Returns a tree of numpy arrays as T5X's scalable_t5 has it; raises
-  ValueError as `stacked_shapes`."""
+  """Stacks a tree of numpy arrays; raises ValueError as `stacked_shapes`."""
   leaves = stored_arrays.flatten(params)
   shapes, found = stacked_shapes(leaves), {}
   for name, layers in _grouped(leaves).items():

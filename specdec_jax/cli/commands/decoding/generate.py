@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
     outputs.json_lines(args.json) as write_json,
     _trace_writer(args, decoder) as write_trace,
   ):
-    return _decode_all(
-      args, decoder, batches, settings, write_json, write_trace
-    )
+    return _decode(args, decoder, batches, settings, write_json, write_trace)
 
 
 @contextlib.contextmanager
@@ -111,7 +109,7 @@ def _trace_writer(
     storage.write_record(file, recording.summary_record(summary))
 
 
-def _decode_all(
+def _decode(
   args: argparse.Namespace,
   decoder: Decoder,
   batches: Sequence[Batch],
@@ -128,9 +126,8 @@ def _decode_all(
   with progress.waiting('compiling'):
     decode = running.compile_decode(decoder, batches[0], settings)
   # Shows the iterations of one row in colour, special tokens apart.
-  stream = functools.partial(
-    terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids
-  )
+  hidden = decoder.vocabulary.special_ids
+  stream = functools.partial(terminal.streamer, screen, hidden_ids=hidden)
   has_failed, statistics, started = False, [], time.perf_counter()
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
     for batch in batches:

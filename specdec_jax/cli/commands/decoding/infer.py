@@ -42,9 +42,7 @@ _NO_SETTINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   gin_launch.add_arguments(parser, _SHOWN)
   add = parser.add_argument_group('run').add_argument
-  add(
-    '--model', metavar='NAME', help='models/NAME.gin, before every --gin_file'
-  )
+  add('--model', metavar='NAME', help='models/NAME.gin, before any --gin_file')
   add('--shard_id', type=int, help='overrides --gin.infer.shard_id')
   add('--tfds_data_dir', metavar='DIR', help='where TFDS has its data sets')
   add(

@@ -75,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     simulated = {'verification': 'simulated', 'lenience': None}
     figures |= simulated | {'simulate_alpha': args.simulate_alpha}
   if args.temperature or is_simulated:
-    # Sampled sides share a distribution, not their tokens; simulated ones share
-    # nothing.
+    # Sampled sides share only a distribution, and simulated ones nothing.
     figures['identical'] = figures['first_divergence_margin'] = None
   shown = [_table(figures)]
   if told := '; '.join(figures['doubts']):
@@ -90,8 +89,7 @@ def _measure(
 ) -> benchmark.Figures:
   """Returns the figures of `benchmark.compare`, and what they are against."""
   decoder, method = placed.decoder, placed.decoder.method
-  # An adaptive drafter's state contains that of the fixed one, unless it copies
-  # first.
+  # Unless it copies first, an adaptive drafter's state has the fixed one's.
   is_adaptive = isinstance(decoder.length, Adaptive)
   fixed = None
   if is_adaptive and not getattr(decoder.choice, 'lookup', False):
@@ -154,6 +152,7 @@ def _table(figures: benchmark.Figures) -> object:
   speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)
   compiling = lambda side: show(figures['compile_seconds'][side], 1)
   plain, drafted = 'autoregressive', 'speculative'
+  least, greatest = figures['speedup_range']
   only_drafted = {
     '  without a draft': count('short_target_runs'),
     'alpha (accepted / tested)': show(figures['alpha']),
@@ -165,9 +164,7 @@ def _table(figures: benchmark.Figures) -> object:
     '  without a draft / T(1)': show(figures['without_draft_cost_ratio']),
     'predicted speedup': show(figures['predicted_speedup']),
     'measured speedup': show(figures['speedup']),
-    '  least and greatest turn': '{:.2f} to {:.2f}'.format(
-      *figures['speedup_range']
-    ),
+    '  least and greatest turn': f'{least:.2f} to {greatest:.2f}',
     '  with the prefill': show(figures['end_to_end_speedup']),
   }
   rows = [

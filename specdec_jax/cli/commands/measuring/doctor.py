@@ -26,8 +26,7 @@ from specdec_jax.text import prompts
 
 # Seconds of silence before a notice.
 _PATIENCE = 5.0
-# Packages by the extra of specdec_jax that installs them; each has one module,
-# of the same name.
+# Packages, which are named as their modules, by the extra that installs them.
 _PACKAGES = {
   'required': ('jax', 'jaxlib', 'flax', 'numpy'),
   'models': ('tokenizers', 'safetensors', 'gguf', 'jinja2', 'rich'),
