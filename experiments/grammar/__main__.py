@@ -203,9 +203,8 @@ def costs(max_new_tokens: int, repeats: int) -> Table:
     }
     if schemas[key[1]]:
       way = constraints.Constraint(json_schema=schemas[key[1]])
-      own = constraints.compiled([way], decoder.vocabulary)
-      padded = constraints.of_rows(own, [0], num_rows=1, num_logits=49_152)
-      [made] = own
+      made = constraints.compiled(way, decoder.vocabulary)
+      padded = constraints.of_rows([made], [0], num_rows=1, num_logits=49_152)
       size = sum(x.nbytes for x in jax.tree.leaves(padded))
       cells |= {
         'states': made.next.shape[0],

@@ -11,7 +11,7 @@ import numpy as np
 from specdec_jax import base
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.files.paths import user_path
-from specdec_jax.text import grammars
+from specdec_jax.text import grammars, json_schemas
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 
@@ -57,26 +57,19 @@ def schema_text(given: Mapping[str, object] | str) -> str:
 
 
 def compiled(
-  constraints: Sequence[Constraint], vocabulary: AnyVocabulary | None
-) -> list[base.Grammar | None]:
-  """Compiles the grammar of each, None if it has none; raises as
-  `text.grammars`."""
-
-  def automaton(constraint: Constraint) -> base.Grammar | None:
-    pattern = constraint.regex
-    if constraint.json_schema is not None:
-      pattern = grammars.of_json_schema(schema_text(constraint.json_schema))
-    if pattern is None:
-      return None
-    assert vocabulary is not None
-    try:
-      return grammars.compiled(pattern, vocabulary)
-    except ValueError as error:
-      regex = constraint.regex
-      given = 'json_schema' if regex is None else f'regex {regex!r:.60}'
-      raise ValueError(f'{given}: {error}') from error
-
-  return [*map(automaton, constraints)]
+  constraint: Constraint, vocabulary: AnyVocabulary | None
+) -> base.Grammar | None:
+  """Compiles a grammar, None if there is none; raises as `text.grammars`."""
+  pattern, given = constraint.regex, f'regex {constraint.regex!r:.60}'
+  if (schema := constraint.json_schema) is not None:
+    pattern, given = json_schemas.to_regex(schema_text(schema)), 'json_schema'
+  if pattern is None:
+    return None
+  assert vocabulary is not None
+  try:
+    return grammars.compiled(pattern, vocabulary)
+  except ValueError as error:
+    raise ValueError(f'{given}: {error}') from error
 
 
 def of_rows(

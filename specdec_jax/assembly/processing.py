@@ -40,7 +40,6 @@ def _are_sequences(values: Any) -> bool:
 
 
 def _are_biases(biases: object) -> bool:
-  """Tells whether they are sequences of ids, each with a bias."""
   return isinstance(biases, Mapping | list | tuple) and all(
     isinstance(pair, list | tuple)
     and len(pair) == 2
@@ -160,12 +159,11 @@ _COLUMNS = {
 
 class _Bias(NamedTuple):
   """A bias of the last id of a sequence, in texts of fewer than `until` new
-  tokens; with `is_whole`, of all tokens, the prompt's included."""
+  tokens or, if it is negative, of fewer than `-until` with the prompt's."""
 
   sequence: tuple[int, ...]
   value: float = -math.inf
   until: int = _MOST
-  is_whole: bool = False
 
 
 def check(sampling: Processing) -> None:
@@ -186,14 +184,10 @@ def packer(
   num_logits: int | None = None,
   vocabulary: AnyVocabulary | None = None,
 ) -> Packer:
-  """Makes the arrays of samplings, once for all of their batches.
+  """Makes the arrays of samplings, once for all batches, which have one shape.
 
-  Args:
-    samplings: whose batches are to have one shape.
-    eos_ids: what ends a text.
-    vocab_size: of the model.
-    num_logits: with its padding; None: it has none.
-    vocabulary: whose tokens spell texts of a grammar, if a sampling has one.
+  `num_logits` counts the model's padding as well, None if it has none; tokens
+  of `vocabulary` spell the texts of grammars.
 
   Returns:
     A function from the numbers of samplings, one for each row, and the prompt
@@ -206,7 +200,7 @@ def packer(
     ImportError: if the package that compiles grammars is missing.
   """
   made = _table([*samplings, Processing()], eos_ids, vocab_size)
-  automata = constraints.compiled(samplings, vocabulary)
+  automata = [constraints.compiled(each, vocabulary) for each in samplings]
 
   def pack(which: Sequence[int], prompt: base.Prompt) -> base.Prompt:
     lengths, encoded = prompt.decoder_lengths, prompt.encoder_tokens
@@ -218,21 +212,22 @@ def packer(
     if made is None:
       return prompt
     index = np.array([*which, *[-1] * (num_rows - len(which))])
-    rows, is_whole = jax.tree.map(lambda values: values[index], made)
-    assert prompt.max_lengths is not None
-    ends = np.int32(rows.forced_at < 0) * prompt.max_lengths[:, None]
+    rows = jax.tree.map(lambda values: values[index], made)
+    limits = prompt.max_lengths
+    assert limits is not None
+    starts = np.int32(rows.until < 0) * lengths[:, None]
+    ends = np.int32(rows.forced_at < 0) * limits[:, None]
     if encoded is not None:  # Id 0 is padding.
       nothing = np.int32(processors.NONE)
       encoded = encoded + nothing * (encoded == 0).astype(np.int32)
     # No text has room for a longer n-gram, and each id of one takes time.
-    limits = prompt.max_lengths
     fitting = lambda size: size * (size <= limits).astype(np.int32)
     rows = dataclasses.replace(
       rows,
       ngram_size=fitting(rows.ngram_size),
       encoder_ngram_size=fitting(rows.encoder_ngram_size),
       encoder_tokens=encoded,
-      until=rows.until - is_whole * lengths[:, None],
+      until=abs(rows.until) - starts,
       forced_at=rows.forced_at + ends,
     )
     return dataclasses.replace(prompt, processors=rows)
@@ -242,58 +237,48 @@ def packer(
 
 def _table(
   samplings: Sequence[Processing], eos_ids: Sequence[int], vocab_size: int
-) -> tuple[base.Processors, np.ndarray] | None:
+) -> base.Processors | None:
   """Makes arrays with a row for each sampling, of which the last changes
   nothing; None if no sampling changes anything.
 
   What depends on a prompt is added later: a token forced at the end has a
-  negative `forced_at`, -1 at the last place of the longest text, and the second
-  array, int32 `[W, K]`, has 1 where `until` counts the prompt's tokens as well.
+  negative `forced_at`, -1 at the last place of the longest text, and `until` is
+  negative where it counts the prompt's tokens as well.
   """
   biases = [list(_biases(each, eos_ids)) for each in samplings]
   forced = [list(_forced(each)) for each in samplings]
   for each, ids in zip(biases, forced, strict=True):
     _check_ids(each, [token for token, _ in ids], vocab_size)
+  columns: dict[str, Any] = {}
+  for column, (name, kind, neutral) in _COLUMNS.items():
+    given = (getattr(each, name) for each in samplings)
+    filled = [neutral if x is None else x for x in given]
+    columns[column] = np.array(filled, kind)
+  is_used = any(np.any(x != x[-1]) for x in columns.values())
+  if not (is_used or any(biases) or any(forced)):
+    return None
   # Sizes are rounded up to a few, so that few programs are compiled.
   size = lambda most: most and 2 ** (most - 1).bit_length()
   num_biases, num_forced = (size(max(map(len, x))) for x in (biases, forced))
-  columns: dict[str, Any] = {
-    column: np.array(
-      [
-        neutral if (x := getattr(each, name)) is None else x
-        for each in samplings
-      ],
-      kind,
-    )
-    for column, (name, kind, neutral) in _COLUMNS.items()
-  }
-  is_used = any(np.any(x != x[-1]) for x in columns.values())
-  if not (is_used or num_biases or num_forced):
-    return None
   width = size(max([1, *(len(b.sequence) for own in biases for b in own)]))
   arrays: Any = lambda value, *shape: np.full((len(samplings), *shape), value)
-  sequences = arrays(np.int32(processors.ANY), num_biases, width)
-  values = arrays(np.float32(0), num_biases)
-  until, is_whole = (arrays(np.int32(0), num_biases) for _ in range(2))
-  # Unused entries are forced at a place that no text reaches.
-  tokens, places = arrays(np.int32(0), num_forced), arrays(_MOST, num_forced)
-  for row, own in enumerate(biases):
-    for i, bias in enumerate(own):
-      sequences[row, i, width - len(bias.sequence) :] = bias.sequence
-      values[row, i], until[row, i] = bias.value, bias.until
-      is_whole[row, i] = bias.is_whole
-    for i, (token, place) in enumerate(forced[row]):
-      tokens[row, i], places[row, i] = token, place
-  rows = base.Processors(
+  rows: Any = base.Processors(
     **columns,
     encoder_tokens=None,
-    sequences=sequences,
-    biases=values,
-    until=until,
-    forced=tokens,
-    forced_at=places.astype(np.int32),
+    sequences=arrays(np.int32(processors.ANY), num_biases, width),
+    biases=arrays(np.float32(0), num_biases),
+    until=arrays(np.int32(0), num_biases),
+    forced=arrays(np.int32(0), num_forced),
+    # Unused entries are forced at a place that no text reaches.
+    forced_at=arrays(np.int32(_MOST), num_forced),
   )
-  return rows, is_whole
+  for row, own in enumerate(biases):
+    for i, bias in enumerate(own):
+      rows.sequences[row, i, width - len(bias.sequence) :] = bias.sequence
+      rows.biases[row, i], rows.until[row, i] = bias.value, bias.until
+    for i, pair in enumerate(forced[row]):
+      rows.forced[row, i], rows.forced_at[row, i] = pair
+  return rows
 
 
 def _biases(sampling: Processing, eos_ids: Sequence[int]) -> Iterator[_Bias]:
@@ -309,10 +294,9 @@ def _biases(sampling: Processing, eos_ids: Sequence[int]) -> Iterator[_Bias]:
     if len(word) > 1 or word[0] not in eos_ids:
       yield _Bias(tuple(word))
   # If both are given, transformers uses the first.
-  is_whole = not sampling.min_new_tokens
-  if least := sampling.min_new_tokens or sampling.min_length:
+  if least := sampling.min_new_tokens or -(sampling.min_length or 0):
     for token in eos_ids:
-      yield _Bias((token,), until=min(least, _MOST), is_whole=is_whole)
+      yield _Bias((token,), until=least)
 
 
 def _forced(sampling: Processing) -> Iterator[tuple[int, int]]:

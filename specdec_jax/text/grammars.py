@@ -16,7 +16,6 @@ import numpy as np
 
 from specdec_jax import base
 from specdec_jax.files.require import require
-from specdec_jax.text import json_schemas
 from specdec_jax.text.vocabularies import AnyVocabulary, package_errors
 
 # Of a row's tables; a cache of keys and values is as large.
@@ -27,15 +26,6 @@ _START = 1  # The state of an empty text; see `base.Grammar`.
 _LONG = 64
 # Follows each text while its grammar is compiled: no character, and in none.
 _END = '\U0010ffff'
-
-
-@functools.lru_cache(maxsize=64)
-def of_json_schema(schema: str) -> str:
-  """The regular expression of a schema, itself JSON; see `json_schemas`."""
-  try:
-    return json_schemas.to_regex(json.loads(schema), bytes_of=_bytes_of)
-  except RecursionError as error:
-    raise ValueError('this JSON schema is nested too deeply') from error
 
 
 @functools.lru_cache(maxsize=64)
@@ -88,15 +78,12 @@ def compiled(pattern: str, vocabulary: AnyVocabulary) -> base.Grammar:
 
 
 def token_bytes(vocabulary: AnyVocabulary) -> list[bytes]:
-  """The bytes that each token adds to a text; none for what is no text.
-
-  Raises:
-    ValueError: if the vocabulary does not say how its tokens are spelled.
-  """
+  """The bytes that each token adds to a text, none for what is no text;
+  ValueError if the vocabulary does not say how its tokens are spelled."""
   spell = _speller(vocabulary)
   special = vocabulary.special_ids
   return [
-    b'' if i in special or not token else spell(token)
+    b'' if i in special else spell(token)
     for i, token in enumerate(vocabulary.tokens())
   ]
 
@@ -104,7 +91,7 @@ def token_bytes(vocabulary: AnyVocabulary) -> list[bytes]:
 def _speller(vocabulary: AnyVocabulary) -> Callable[[str], bytes]:
   tokenizer = getattr(vocabulary, 'tokenizer', None)
   added: dict[str, bytes] = {}
-  decoder = '"ByteFallback" "Metaspace"'  # SentencePiece's own.
+  decoder = '"ByteFallback"'  # SentencePiece's own.
   if tokenizer is not None:
     # One of another package need not say how it spells.
     said = tokenizer.to_str() if hasattr(tokenizer, 'to_str') else '{}'
@@ -115,7 +102,7 @@ def _speller(vocabulary: AnyVocabulary) -> Callable[[str], bytes]:
   if '"ByteLevel"' in decoder:
     table = _byte_of_character()
     return lambda token: added.get(token) or bytes(table[c] for c in token)
-  if not any(name in decoder for name in ('Metaspace', 'ByteFallback', '▁')):
+  if not ('"Metaspace"' in decoder or '"ByteFallback"' in decoder):
     raise ValueError(
       'a grammar needs to know how tokens are spelled, and this vocabulary has '
       'neither byte-level nor SentencePiece tokens'
@@ -185,7 +172,7 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   return steps, is_end
 
 
-def _bytes_of(pattern: str) -> set[int]:
+def bytes_of(pattern: str) -> set[int]:
   """The bytes of all texts that match."""
   steps, _ = _byte_automaton(pattern)
   return {int(byte) for byte in np.flatnonzero(steps.any(axis=0))}

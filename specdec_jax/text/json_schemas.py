@@ -4,8 +4,10 @@ properties in the schema's order. What would not be heeded is refused."""
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from specdec_jax.text import grammars
 
 # An object of a schema that was read from JSON.
 Schema = Mapping[str, Any]
@@ -26,9 +28,12 @@ _BY_TYPE = {
 }
 # What says by itself what may come; the type beside it only repeats it.
 _ALONE = {'enum': {'type'}, 'const': {'type'}, 'anyOf': set(), '$ref': set()}
+# Of years, 4 divides 2024 but not 2023, and 400 divides 2000 but not 1900.
+_FOURS = '([02468][048]|[13579][26])'
+_LEAP_YEAR = f'([0-9]{{2}}(0[48]|[2468][048]|[13579][26])|{_FOURS}00)'
 _DATE = (
-  '[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|[12][0-9])'
-  '|(0[13-9]|1[0-2])-30|(0[13578]|1[02])-31)'
+  '([0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)'
+  f'|(0[13578]|1[02])-31)|{_LEAP_YEAR}-02-29)'
 )
 _HOUR = '([01][0-9]|2[0-3]):[0-5][0-9]'
 _FORMATS = {
@@ -54,35 +59,34 @@ _VALUES = {
 } | dict.fromkeys(('minLength', 'maxLength', 'minItems', 'maxItems'), _COUNT)
 
 
-def to_regex(
-  schema: Any,
-  *,
-  bytes_of: Callable[[str], set[int]],
-  root: object = None,
-  place: str = '#',
-  above: tuple[object, ...] = (),
+@functools.lru_cache(maxsize=64)
+def to_regex(text: str) -> str:
+  """The regular expression of a schema, itself JSON; ValueError, with the
+  place, for what would not be heeded."""
+  try:
+    schema = json.loads(text, parse_constant=_refuse)
+    return _of_part(schema, schema, '#')
+  except RecursionError as error:
+    raise ValueError('this JSON schema is nested too deeply') from error
+
+
+def _refuse(constant: str) -> None:
+  raise ValueError(f'JSON schema: {constant} is no number of JSON')
+
+
+def _of_part(
+  schema: Any, root: object, place: str, above: tuple[object, ...] = ()
 ) -> str:
-  """The regular expression of a schema.
-
-  Args:
-    schema: the schema, or a part of it.
-    bytes_of: of a regular expression, the bytes of the texts that it matches.
-    root: the schema that a part is of; None if it is no part.
-    place: where the part is, for messages.
-    above: the references that lead to it.
-
-  Raises ValueError, with the place, for what would not be heeded.
-  """
-  root = schema if root is None else root
-  if complaint := _complaint(schema, bytes_of, root, above):
+  """The regular expression of a part of the schema `root`; `above` are the
+  references that lead to it."""
+  if complaint := _complaint(schema, root, above):
     raise ValueError(f'JSON schema, {place}: {complaint}')
-  go = functools.partial(to_regex, bytes_of=bytes_of, root=root)
-  inner = lambda name, x: go(x, place=f'{place}/{name}', above=above)
+  inner = lambda name, x: _of_part(x, root, f'{place}/{name}', above)
   if '$ref' in schema:
     ref = schema['$ref']
-    return go(_found(root, ref), place=ref, above=(*above, ref))
+    return _of_part(_found(root, ref), root, ref, (*above, ref))
   if 'enum' in schema or 'const' in schema:
-    return _any(map(_literal, schema.get('enum', [schema.get('const')])))
+    return _any(map(_literal, _values(schema)))
   if 'anyOf' in schema:
     ways = enumerate(schema['anyOf'])
     return _any(inner(f'anyOf/{i}', each) for i, each in ways)
@@ -99,6 +103,10 @@ def to_regex(
     ),
   }
   return _any(texts[each]() for each in _types(schema))
+
+
+def _values(schema: Schema) -> list[Any]:
+  return schema.get('enum', [schema.get('const')])
 
 
 def _types(schema: Schema) -> list[Any]:
@@ -176,11 +184,9 @@ def _found(root: object, ref: object) -> Any:
 
 
 def _complaint(
-  schema: Any,
-  bytes_of: Callable[[str], set[int]],
-  root: object,
-  above: tuple[object, ...],
+  schema: Any, root: object, above: tuple[object, ...]
 ) -> str | None:
+  """Says what of a part would not be heeded; None if it all is."""
   if not isinstance(schema, Mapping):
     return 'it should be an object'
   kind = next((name for name in _ALONE if name in schema), None)
@@ -201,8 +207,8 @@ def _complaint(
   for name, (expected, is_valid) in _VALUES.items():
     if name in schema and not is_valid(schema[name]):
       return f'{name} should be {expected}, got {schema[name]!r:.80}'
-  values = schema.get('enum', [schema.get('const')])
-  for value in values if kind in ('enum', 'const') and 'type' in schema else ():
+  # Beside `anyOf` and `$ref`, a type is refused above.
+  for value in _values(schema) if kind and 'type' in schema else ():
     if _types_of(value).isdisjoint(_types(schema)):
       return f'{kind} has {value!r:.80}, not of type {schema["type"]!r}'
   for what in ('Length', 'Items'):
@@ -220,11 +226,12 @@ def _complaint(
   ways = {'pattern'}, {'format'}, {'minLength', 'maxLength'}
   if sum(not way.isdisjoint(schema) for way in ways) > 1:
     return 'a string takes a pattern, a format, or lengths, one of the three'
+  pattern = schema.get('pattern')
   # Inside of a JSON string, they would have to be written otherwise.
   escaped = {*range(32), ord('"'), ord('\\')}
-  if 'pattern' in schema and bytes_of(_whole(schema['pattern'])) & escaped:
+  if pattern is not None and grammars.bytes_of(_whole(pattern)) & escaped:
     return (
-      f'pattern {schema["pattern"]!r} allows a quote, a backslash or a control '
+      f'pattern {pattern!r} allows a quote, a backslash or a control '
       'character, which JSON writes otherwise: leave them out, as '
       '[^"\\\\\\x00-\\x1f] does'
     )
