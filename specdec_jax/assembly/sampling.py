@@ -22,7 +22,6 @@ temperature = number(
 )
 # Options without effect in greedy decoding.
 LIMITS = 'top_k', 'top_p', 'min_p', 'typical_p'
-_NO_NUMBERS = str, bool, list, tuple, dict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ def check_names(given: Iterable[str]) -> None:
   for name in given:
     if name not in NAMES:
       raise ValueError(
-        f'no setting is called {name!r}; beside those of every text there are '
+        f'{name!r} is no setting of how texts are sampled; these are '
         f'{", ".join(NAMES)}{did_you_mean(name, NAMES)}'
       )
 
@@ -79,7 +78,8 @@ class Sampling(Options):
     # A macro of gin is often a string by mistake, and `'0.5' < 1` would raise
     # TypeError.
     for name in ('temperature', *LIMITS):
-      if isinstance(value := getattr(self, name), _NO_NUMBERS):
+      value = getattr(self, name)
+      if isinstance(value, str | bool | list | tuple | dict):
         raise ValueError(f'{name} must be a number, got {value!r}')
     self.to_probs(1)  # Raises where a value is out of range.
     processing.check(self)

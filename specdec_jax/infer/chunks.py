@@ -120,13 +120,13 @@ class Gammas:
 def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   """Returns what the first examples are decoded with: what is remembered, or
   plain decoding until there is something to choose from."""
-  begun = Gammas(job=job, rows=Ahead(rows), is_open=job.decoder.is_auto)
-  if not begun.is_open:
+  is_auto = job.decoder.is_auto
+  begun = Gammas(job=job, rows=Ahead(rows), is_long=is_auto, is_open=is_auto)
+  if not is_auto:
     return begun
   # To be timed, a batch waits for its slowest row.
   batch_examples = job.decoding.batch_examples
   least = trials.NUM_BATCHES * batch_examples if batch_examples > 1 else 0
-  begun = dataclasses.replace(begun, is_long=True)
   is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
   known = trials.recall(_where(job)) if processes.is_first() else None
   # The other processes need only the gamma of a choice; -1 is none.

@@ -12,7 +12,6 @@ from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.sampling import Drawing, Sampling, overriding
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
-from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example, Task
@@ -94,11 +93,8 @@ def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
   """Returns how a task's examples are sampled, by their settings; ValueError
   for a setting that is wrong, or that all rows of a batch have to share."""
   made = {'{}': usual}
-  names = option_fields.options_of(Sampling)
   # Also of a name that no example has, which is then misspelt.
-  if unknown := sorted(set(task.settings_fields) - set(names)):
-    hint = did_you_mean(unknown[0], names)
-    raise ValueError(f'{unknown[0]!r} is no setting of an example{hint}')
+  sampling_lib.check_names(task.settings_fields)
   for i, example in enumerate(task.read() if task.settings_fields else (), 1):
     own = json.loads(example.settings)
     try:

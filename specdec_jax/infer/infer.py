@@ -164,12 +164,6 @@ class _Run:
     shard_id, num_shards = self.shard.shard_id, self.shard.num_shards
     return examples.encode(self.task, self.job.layout, shard_id, num_shards)
 
-  def chunk_sizes(self, gammas: Gammas) -> Iterator[int]:
-    """Gives a first chunk that compares gammas as many turns as that takes."""
-    if gammas.num_first:  # In one chunk, whose mark says what was chosen.
-      yield gammas.num_first
-    yield from itertools.repeat(self.chunk_size)
-
 
 def _decode_shard(run: _Run) -> int:
   """Decodes a shard as its only writer, unless it is complete already."""
@@ -210,8 +204,11 @@ def _decode_chunks(run: _Run) -> int:
   # whoever decoded them.
   tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
   gammas = chunks.begin(job, run.rows())
+  # All that compares gammas is in one chunk, whose mark says what was chosen.
+  first = [gammas.num_first] if gammas.num_first else []
+  sizes = itertools.chain(first, itertools.repeat(run.chunk_size))
   with _metric_writer(run.metrics_dir) as write_metrics:
-    for chunk in chunks.read(gammas.rows, run.chunk_sizes(gammas)):
+    for chunk in chunks.read(gammas.rows, sizes):
       num_chunks += 1
       # If the whole run has fewer rows than a batch, the batch shrinks.
       if not (chunk.index or gammas.is_long):

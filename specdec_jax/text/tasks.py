@@ -74,15 +74,9 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
-  """A data set of TFDS as a task.
-
-  Attributes:
-    tfds_name: its name and version in TFDS.
-    inputs: the feature to read; None for an unconditional language model.
-    targets: the feature to write.
-    prefix: T5's, before the inputs.
-    metrics: names of metrics.
-  """
+  """A data set of TFDS, by name and version, as a task: the features to read
+  (None for an unconditional language model) and to write, T5's prefix before
+  the inputs, and names of metrics."""
 
   tfds_name: str
   inputs: str | None
@@ -317,23 +311,25 @@ def _read_seqio(
     trim_output_features=False,
   )
   for record in dataset.as_numpy_iterator():
-    # Features are text, or tokens of a text, which SeqIO keeps beside them:
-    # {'inputs': [37, 1], 'inputs_pretokenized': b'the'}.
-    texts: dict[str, str | None] = {}
-    ids: dict[str, tuple[int, ...] | None] = {}
-    for name in ('inputs', 'targets'):
-      value = record.get(name + _PRETOKENIZED, record.get(name))
-      texts[name] = value.decode() if isinstance(value, bytes) else None
-      feature = record.get(name)
-      is_list = getattr(feature, 'ndim', 0) == 1
-      ids[name] = tuple(map(int, feature)) if is_list else None
     yield Example(
-      inputs=texts['inputs'] or '',
-      targets=texts['targets'],
-      input_ids=ids['inputs'],
-      target_ids=ids['targets'],
+      inputs=_text_of(record, 'inputs') or '',
+      targets=_text_of(record, 'targets'),
+      input_ids=_ids_of(record.get('inputs')),
+      target_ids=_ids_of(record.get('targets')),
       settings=_settings_of(record, settings_fields),
     )
+
+
+# Features are text, or tokens of a text, which SeqIO keeps beside them:
+# {'inputs': [37, 1], 'inputs_pretokenized': b'the'}.
+def _text_of(record: Mapping[str, Any], name: str) -> str | None:
+  value = record.get(name + _PRETOKENIZED, record.get(name))
+  return value.decode() if isinstance(value, bytes) else None
+
+
+def _ids_of(feature: Any) -> tuple[int, ...] | None:
+  is_list = getattr(feature, 'ndim', 0) == 1
+  return tuple(map(int, feature)) if is_list else None
 
 
 def _near(name: str, names: list[str]) -> str:

@@ -201,10 +201,7 @@ def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
   numbers of tokens and the first that differs."""
   # SentencePiece has a space in the names of sentinels, and transformers none.
   ours, theirs = (
-    [
-      t[t.startswith(f'\N{LOWER ONE EIGHTH BLOCK}{SENTINEL}') :]
-      for t in each.tokens()
-    ]
+    [token.replace(f'▁{SENTINEL}', SENTINEL) for token in each.tokens()]
     for each in (target, draft)
   )
   if ours == theirs:

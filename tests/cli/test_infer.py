@@ -597,7 +597,7 @@ def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
   assert found[1::2] == usual[1::2]
   assert found[::2] == predictions(result(same))[::2] != usual[::2]
   for fields, words in (
-    ("['inputs']", "'inputs' is no setting of an example"),
+    ("['inputs']", "'inputs' is no setting of how texts are sampled"),
     ("['temprature']", 'did you mean temperature?'),
     ("['min_new_tokens']", 'example 3: min_new_tokens should be'),
   ):
