@@ -189,15 +189,11 @@ def packer(
   `num_logits` counts the model's padding as well, None if it has none; tokens
   of `vocabulary` spell the texts of grammars.
 
-  Returns:
-    A function from the numbers of samplings, one for each row, and the prompt
-    of these rows to the prompt with what changes its logits. Rows of the prompt
-    beyond the numbers only fill the batch: their logits stay.
-
-  Raises:
-    ValueError: if an id is not of the model, none is left, or a grammar cannot
-      be compiled.
-    ImportError: if the package that compiles grammars is missing.
+  Returns a function from the numbers of samplings, one for each row, and the
+  prompt of these rows to the prompt with what changes its logits. Rows beyond
+  the numbers only fill the batch: their logits stay. Raises ValueError if an id
+  is not of the model, none is left, or a grammar cannot be compiled, and
+  ImportError without the package that compiles grammars.
   """
   made = _table([*samplings, Processing()], eos_ids, vocab_size)
   automata = [constraints.compiled(each, vocabulary) for each in samplings]

@@ -116,17 +116,9 @@ class Decoding(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """Everything about a decode but its examples and weights.
-
-  Attributes:
-    decoder: whose parameters are shapes.
-    decoding: the options.
-    inputs_length: most tokens of an input.
-    targets_length: most new tokens.
-    mode: one of `MODES`.
-    mesh: whose devices share every batch.
-    samplings: those of `examples.samplings`.
-  """
+  """Everything about a decode but its examples and weights: the decoder's
+  parameters are shapes, lengths count the most tokens of inputs and the most
+  new ones, and `samplings` are those of `examples.samplings`."""
 
   decoder: Decoder
   decoding: Decoding

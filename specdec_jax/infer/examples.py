@@ -20,15 +20,9 @@ from specdec_jax.text.vocabulary_files import AnyVocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """An example in tokens.
-
-  Attributes:
-    index: its place in the task, which names the row's random stream.
-    example: what was read.
-    ids: the input's tokens, without the last `num_cut`.
-    num_cut: how many were too many.
-    targets: the tokens to be scored, if the layout says so.
-  """
+  """An example in tokens: those of the input, without the last `num_cut`, which
+  were too many, and of the targets, if they are to be scored. `index`, its
+  place in the task, names the row's random stream."""
 
   index: int
   example: Example
@@ -39,17 +33,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """The sizes of prompts, and how examples become tokens.
+  """How examples become tokens, of the target's vocabulary, and prompts, of at
+  most so many input tokens and new ones in a row.
 
-  Attributes:
-    config: the target's sizes.
-    vocabulary: the target's.
-    inputs_length: most input tokens of a row.
-    targets_length: most new tokens of a row.
-    is_scored: whether the new tokens are the example's own targets, to be
-      scored.
-    samplings: how examples are sampled, by their settings as JSON; '{}' is for
-      those without any.
+  With `is_scored` the new tokens are the example's own targets. `samplings`
+  says how examples are sampled, by their settings as JSON; '{}' is for those
+  without any.
   """
 
   config: families.Config

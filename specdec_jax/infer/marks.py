@@ -33,13 +33,10 @@ class Counts:
 class Mark:
   """What the mark of a file states.
 
-  Attributes:
-    counts: `counts.examples` is the number of lines as well.
-    examples_digest: of what was decoded, see `add_digests`.
-    settings: by name, all that the results of a whole shard depend on.
-    settings_digest: their digest, in the mark of a chunk, whose folder has the
-      settings.
-    gamma: the choice that `gamma='auto'` made.
+  A file has `counts.examples` lines; for `examples_digest` see `add_digests`.
+  `settings` are by name all that the results of a whole shard depend on; the
+  mark of a chunk, whose folder has them, states their digest. `gamma` is the
+  choice that `gamma='auto'` made.
   """
 
   counts: Counts

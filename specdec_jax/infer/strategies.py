@@ -42,13 +42,9 @@ Decode = Callable[
 
 
 class Strategy(NamedTuple):
-  """A way to treat examples.
-
-  Attributes:
-    init: makes the caches and the state, for their sizes.
-    compile: compiles the programs, and runs them once.
-    record: makes the line of an example from the outputs of its rows.
-  """
+  """A way to treat examples: `init` makes the caches and the state, for their
+  sizes, `compile` the programs, which it runs once, and `record` the line of an
+  example from the outputs of its rows."""
 
   init: Callable[[Params, Prompt, Job], Arrays]
   compile: Callable[[Job, Params], Decode]
@@ -87,16 +83,12 @@ def _compile_loop(job: Job, params: Params) -> Decode:
   programs = program.refill(job.decoding.batch_size, everywhere)
   decode_many.warm_up(programs, params, empty)
 
-  def decode(
-    params: Params, rows: Sequence[Row], utilisation: decode_many.Utilisation
-  ):
-    seed = job.decoding.seed
+  return lambda params, rows, used: (
+    (row, output)
     for row, output, _ in decode_many.decode(
-      programs, params, seed, rows, pack=pack, utilisation=utilisation
-    ):
-      yield row, output
-
-  return decode
+      programs, params, job.decoding.seed, rows, pack=pack, utilisation=used
+    )
+  )
 
 
 def _compile_beam_search(job: Job, params: Params) -> Decode:

@@ -42,12 +42,10 @@ _WIDTH = 64
 class Writing:
   """What the texts depend on.
 
-  Attributes:
-    chat: applies the chat template to prompts, after the message of `system`.
-    temperatures: part i is written at temperature i modulo their number.
-    layers: whose inputs are kept, see `models.taps`; None for none.
-    part_size: texts of a part, at most, which a restart does not repeat.
-    seed: of the draws, and of the order of prompts.
+  `chat` applies the chat template to prompts, after the message of `system`.
+  Parts of at most `part_size` texts, which a restart does not repeat, take
+  turns in `temperatures`. The inputs of `layers`, if any, are kept, see
+  `models.taps`. The `seed` is of the draws, and of the order of prompts.
   """
 
   prompts: Sequence[Text]

@@ -34,10 +34,8 @@ def compiled(pattern: str, vocabulary: AnyVocabulary) -> base.Grammar:
   one row, without an axis for it: `classes` has one entry per id of the
   vocabulary; tokens of class 0 are allowed in no state.
 
-  Raises:
-    ValueError: if it is none, its tables would be larger than `MAX_BYTES`, or
-      no tokens spell any of its texts.
-    ImportError: without `outlines-core`.
+  Raises ValueError if it is none, its tables would be larger than `MAX_BYTES`,
+  or no tokens spell any of its texts; ImportError without `outlines-core`.
   """
   steps, is_end = _byte_automaton(pattern)
   texts = token_bytes(vocabulary)

@@ -24,15 +24,9 @@ Text = Union[str, 'Dialogue']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """A batch of prompts.
-
-  Attributes:
-    prompt: the prompts, packed. Rows beyond `texts` only fill the batch, and
-      are finished before they begin.
-    texts: the prompts as given.
-    stops: the strings that end each text.
-    keys: random keys `[B]` of the rows, where prompts have their own settings.
-  """
+  """Prompts, packed and as given, and the strings that end each text. Rows
+  beyond `texts` only fill the batch, and are finished before they begin; `keys`
+  are random keys `[B]`, where prompts have their own settings."""
 
   prompt: Prompt
   texts: tuple[str, ...]

@@ -29,16 +29,9 @@ MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-  """One example of a task.
-
-  Attributes:
-    inputs: the text that a model reads, or the last message of `dialogue`.
-    targets: the reference.
-    input_ids: the tokens of `inputs`, where the task fixes them.
-    target_ids: the tokens of `targets`, where the task fixes them.
-    dialogue: the messages that a model answers, if the task has them.
-    settings: of this example alone, as JSON.
-  """
+  """One example of a task: the text that a model reads, or the messages that it
+  answers and the last of them; the reference; the tokens of both, where the
+  task fixes them; and, as JSON, the settings of this example alone."""
 
   inputs: str
   targets: str | None = None
@@ -57,14 +50,9 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A named source of examples.
-
-  Attributes:
-    name: output files have it.
-    read: yields the examples, in the same order every time.
-    metric_fns: what predictions are judged by.
-    settings_fields: names of settings that examples may have of their own.
-  """
+  """A named source of examples: `read` yields them, in the same order every
+  time, `metric_fns` judge predictions, and `settings_fields` names the settings
+  that examples may have of their own."""
 
   name: str
   read: Callable[[], Iterator[Example]]
