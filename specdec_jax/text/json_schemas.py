@@ -105,7 +105,7 @@ def _of_part(
   return _any(texts[each]() for each in _types(schema))
 
 
-def _values(schema: Schema) -> list[Any]:
+def _values(schema: Schema) -> list[object]:
   return schema.get('enum', [schema.get('const')])
 
 

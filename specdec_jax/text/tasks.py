@@ -212,7 +212,7 @@ def _read_lines(
     yield inputs, targets, _settings_of(record, settings_fields)
 
 
-def _settings_of(record: Mapping[str, Any], names: Sequence[str]) -> str:
+def _settings_of(record: Mapping[str, object], names: Sequence[str]) -> str:
   """Returns the features of those names that there are, as JSON."""
   # SeqIO gives numpy values: numbers, lists of them, and texts as bytes, of
   # which an empty one states nothing.
@@ -310,7 +310,7 @@ def _read_seqio(
 
 # Features are text, or tokens of a text, which SeqIO keeps beside them:
 # {'inputs': [37, 1], 'inputs_pretokenized': b'the'}.
-def _text_of(record: Mapping[str, Any], name: str) -> str | None:
+def _text_of(record: Mapping[str, object], name: str) -> str | None:
   value = record.get(name + _PRETOKENIZED, record.get(name))
   return value.decode() if isinstance(value, bytes) else None
 
