@@ -60,7 +60,7 @@ def standardize(
       return one_hot_of_best(logits)
     logits = logits / temperature
     if top_k is not None:
-      logits = keep_top_k(logits, top_k)
+      logits = keep_top_k(logits, min(top_k, logits.shape[-1]))
     if top_p is not None:
       logits = keep_top_p(logits, top_p)
     if min_p is not None:
@@ -120,8 +120,9 @@ def keep_typical_p(logits: Array, p: float | Array) -> Array:
 
 def _mass(p: float | Array) -> Array:
   """Makes a limit for `_keep_heaviest`, infinite if p is 1 and all is kept."""
-  # Rounded sums of all probabilities may stay below 1 or reach it early.
-  p = jnp.asarray(p, jnp.float32)
+  # Rounded sums of all probabilities may stay below 1 or reach it early; a p
+  # that rounds to 0 would keep nothing.
+  p = jnp.maximum(jnp.asarray(p, jnp.float32), jnp.finfo(jnp.float32).tiny)
   return jnp.where(p < 1, p, jnp.inf)
 
 

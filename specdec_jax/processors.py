@@ -62,9 +62,12 @@ def followed_by(text: Context | None, tokens: Array) -> Context | None:
 
 
 def checked(logits: Array, processed: Array) -> Array:
-  """Returns the logits `[B, T, V]`, NaN where processors left no token."""
+  """Returns the logits `[B, T, V]`, -inf where processors left no token."""
+  # Not NaN, of which jax 0.10 may compile a logsumexp to finite numbers.
   is_empty = jnp.max(processed, axis=-1, keepdims=True) == -jnp.inf
-  return logits if processed is logits else jnp.where(is_empty, jnp.nan, logits)
+  return (
+    logits if processed is logits else jnp.where(is_empty, -jnp.inf, logits)
+  )
 
 
 def after_text(logits: Array, text: Context | None) -> Array:

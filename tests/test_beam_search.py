@@ -269,6 +269,24 @@ def test_beams_are_processed():
   assert differ
 
 
+def test_beams_to_which_no_token_is_left_end_as_with_nan():
+  # Nothing may come behind 2, the second row's last token. The third row, of
+  # which all but that ends, has a beam that ended.
+  never = [[2, token] for token in range(VOCAB_SIZE)]
+  ways = [
+    Processing(),
+    Processing(bad_words_ids=never),
+    Processing(bad_words_ids=[*never, [3, 0], [3, 3]]),
+  ]
+  prompt = toy.prompt([[0, 2], [0, 2], [0, 3]], max_lengths=[5] * 3)
+  process = processing.packer(ways, eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
+  prompt = process(range(3), prompt)
+  params = toy.toy_params(VOCAB_SIZE, seed=1)
+  output = search(toy.toy(VOCAB_SIZE), params, prompt, num_beams=2, max_len=5)
+  assert output.has_nan.tolist() == [False, True, False]
+  assert [tokens for _, tokens in found(output, 2)] == [(0, 3, 1)]
+
+
 def test_caches_that_lose_their_identity_are_reordered_all_the_same():
   config = toy_t5.config(7)
   model, params = families.language_model(config), toy_t5.params(config, seed=5)

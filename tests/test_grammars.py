@@ -12,6 +12,7 @@ from specdec_jax import drafters, grammars, logits, verification
 from specdec_jax.base import Grammar, Params, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.models import draft_vocabulary
 from tests import slow, toy, toy_tree, trial
 
 V, EOS = 4, 3
@@ -61,7 +62,17 @@ SETTINGS = {
   'grammar': 'speculative_sampling',
   'copies': 'speculative_sampling',
   'tree': 'traversal',
+  'words': 'speculative_sampling',
 }
+
+
+# A drafter's words; behind some texts the grammars allow none of them.
+_WORDS = np.array([1])
+
+
+def _of_words(params, *args, **options):
+  scores, cache = TARGET.extend(params, *args, **options)
+  return draft_vocabulary.spread(scores[..., _WORDS], _WORDS, V), cache
 
 
 def _drafter(name: str):
@@ -76,6 +87,9 @@ def _drafter(name: str):
     ),
     'grammar': lambda: silent,
     'copies': lambda: drafters.prompt_lookup(gamma=3, min_ngram=1),
+    'words': lambda: drafters.autoregressive(
+      TARGET._replace(extend=_of_words), gamma=3, logits_to_probs=to_probs
+    ),
   }
   chain = lambda: drafters.autoregressive(
     TARGET, gamma=3, logits_to_probs=to_probs
@@ -105,7 +119,7 @@ def _trial(name: str) -> trial.Trial:
 @slow.parametrize(
   ('name',),
   [(name,) for name in SETTINGS],
-  now=[('short block',), ('tree',)],
+  now=[('short block',), ('tree',), ('words',)],
 )
 def test_blocks_and_trees_have_plain_decodings_distribution(
   name, record_property

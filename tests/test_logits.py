@@ -119,12 +119,27 @@ def test_ties_at_the_limit_are_all_kept():
 
 
 @pytest.mark.parametrize(
-  ('keep', 'value'), [(logits.keep_top_p, 1e-6), (logits.keep_min_p, 1.0)]
+  ('keep', 'value'),
+  [
+    (logits.keep_top_p, 1e-6),
+    (logits.keep_top_p, 1e-40),
+    (logits.keep_min_p, 1.0),
+  ],
 )
 def test_likeliest_token_survives_any_nucleus(keep, value):
   scores = jnp.array([0.0, 0.1, 0.0])
   kept = np.isfinite(keep(scores, value))
   np.testing.assert_array_equal(kept, [False, True, False])
+
+
+@pytest.mark.parametrize(
+  'limit', [{'top_k': 2**40}, {'top_p': 1e-46}, {'typical_p': 1e-46}]
+)
+def test_limits_beyond_32_bits_are_the_nearest_within(limit):
+  scores = jnp.array([0.0, 2.0, 0.5])
+  probs = logits.standardize(**limit)(scores)
+  assert np.sum(probs) == pytest.approx(1)
+  assert np.count_nonzero(probs) == (3 if 'top_k' in limit else 1)
 
 
 @pytest.mark.parametrize('sampling', SETTINGS[::7], ids=str)

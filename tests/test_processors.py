@@ -241,6 +241,18 @@ def test_a_row_depends_on_its_own_settings_alone(rule):
     np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
 
 
+@pytest.mark.parametrize('temperature', [0, 1])
+def test_a_row_to_which_no_token_is_left_ends_as_with_nan(temperature):
+  never = [[2, token] for token in range(V)]
+  ways = [Processing(), Processing(bad_words_ids=never)]
+  prompt, params = _batch(ways, temperature), Params(PARAMS, DRAFTER_PARAMS)
+  for loop in (autoregressive, speculative):
+    decode = _decode(loop, 'block_verification')
+    found = decode(params, jax.random.key(0), prompt)
+    assert found.has_nan.tolist() == [False, True]
+    assert found.lengths.tolist() == [MAX_LEN, prompt.decoder_lengths[1]]
+
+
 @slow.parametrize(('rule',), _RULES, now=_RULES[:1])
 def test_drafts_are_processed_as_well(rule):
   """A model that drafts for itself is always right, whatever it is told."""

@@ -109,8 +109,7 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if prompt.grammar is not None:
     raise ValueError('a beam search takes no grammar (regex, json_schema)')
-  lengths = prompt.decoder_lengths
-  max_lengths = state_lib.limits(prompt, max_len)
+  lengths, limits = prompt.decoder_lengths, state_lib.limits(prompt, max_len)
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   live = jnp.repeat(tokens[:, None], num_beams, axis=1)
   nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)
@@ -123,8 +122,8 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
     finished=jnp.zeros_like(live),
     finished_lengths=jnp.zeros((batch_size, num_beams), jnp.int32),
     finished_scores=nothing,
-    max_lengths=max_lengths,
-    is_active=lengths < max_lengths,
+    max_lengths=limits,
+    is_active=lengths < limits,
     has_nan=jnp.zeros(batch_size, jnp.bool_),
   )
 
@@ -147,9 +146,10 @@ def advance(
   """
   # Masked after the softmax, as in T5X: scores are the model's own.
   log_probs = mask_padding(rules.vocab_size)(jax.nn.log_softmax(logits))
-  log_probs = _processed(search, log_probs)
-  log_probs = search.live_log_probs[:, :, None] + log_probs
-  has_nan = jnp.any(jnp.isnan(log_probs), axis=(1, 2)) & is_due
+  log_probs = search.live_log_probs[:, :, None] + _processed(search, log_probs)
+  best = jnp.max(log_probs, axis=(1, 2))  # NaN if any is
+  is_stuck = (best == -jnp.inf) & ~jnp.any(search.finished_lengths > 0, axis=1)
+  has_nan = (jnp.isnan(best) | is_stuck) & is_due
   decided, parents = _decide(search, log_probs, rules)
   is_taken = is_due & ~has_nan
 

@@ -160,8 +160,7 @@ def as_chain(
     )
 
   def one_by_one(params: Arrays, context: Context, cache: Arrays) -> _Fed:
-    # Usually one token is missing, and on a CPU small kernels are faster over
-    # one row than over two.
+    # Usually one token is missing; a CPU's kernels are faster over one row.
     last = context.lengths[0] - 1
 
     def feed(position, carry):

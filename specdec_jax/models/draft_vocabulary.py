@@ -8,6 +8,10 @@ from specdec_jax.base import Array
 from specdec_jax.models.layers import FLOAT32, LOGITS, ROWS, TRANSPOSED, Weights
 from specdec_jax.models.quantized import SCALE
 
+# The logit of a token that is not in a draft vocabulary: its probability is 0
+# beside any other, and it is drafted where a grammar allows no other.
+NEVER = -1e30
+
 
 def with_logits_of(
   params: Weights, ids: np.ndarray, *, is_tied: bool
@@ -19,8 +23,12 @@ def with_logits_of(
   cut = {}
   for name, value in params.items():
     if name == LOGITS:
+      # Some copies are [V, embed]: all rows, and float32 ones if V is less.
+      width = value['kernel'].shape[-1]
       value = {
-        each: array[ids] if each.startswith(ROWS) else array[:, ids]
+        each: array[ids]
+        if each.startswith(ROWS) or array.shape[-1] != width
+        else array[:, ids]
         for each, array in value.items()
       }
     elif isinstance(value, dict) and name != 'encoder':
@@ -39,9 +47,9 @@ def with_logits_of(
 
 def spread(logits: Array, ids: Array | np.ndarray, size: int) -> Array:
   """Puts logits `[..., N]` at the entries `ids`, `[N]`, of `[..., size]`, whose
-  others are -inf."""
-  # With ids [0, 3], logits [a, b] are [a, -inf, -inf, b] of four tokens.
-  whole = jnp.full((*logits.shape[:-1], size), -jnp.inf, logits.dtype)
+  others are `NEVER`."""
+  # With ids [0, 3], logits [a, b] are [a, NEVER, NEVER, b] of four tokens.
+  whole = jnp.full((*logits.shape[:-1], size), NEVER, logits.dtype)
   return whole.at[..., ids].set(logits)
 
 

@@ -287,8 +287,8 @@ def with_draft_vocabulary(
   model: LanguageModel, ids: np.ndarray, vocab_size: int
 ) -> tuple[LanguageModel, LanguageModel]:
   """Returns the model with logits of the tokens `ids`, `[N]`, alone, and the
-  model with these logits among `[..., vocab_size]`, the others -inf. Both take
-  the parameters of `draft_vocabulary.with_logits_of`."""
+  model with these logits spread over `[..., vocab_size]`. Both take the
+  parameters of `draft_vocabulary.with_logits_of`."""
   few = model._replace(vocab_size=ids.size)
 
   def extend(params, *args: Any, **options: Any) -> tuple[Array, Any]:

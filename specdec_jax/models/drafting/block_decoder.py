@@ -168,14 +168,11 @@ class BlockDecoder(nn.Module):
       tokens: int32 `[B, N]`; only known ones are read.
       is_known: bool `[B, C, N]`: the prefix, and the revealed part of a block.
       starts: int32 `[B, C]`, the first position of each block.
-      memory: from `encode`, with room for N positions at least.
+      memory: from `encode`, with room for N positions; ValueError otherwise.
       width: positions of a block, at most N.
 
     Returns:
       `[B, C, width, embed]`, the input of `project`.
-
-    Raises:
-      ValueError: if the memory has less room.
     """
     (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
     if num_positions > (room := memory.copies.shape[1]):

@@ -107,8 +107,8 @@ def bind(
     # The target's own head made the pending token from the same features.
     x, is_ready = features.of_last_read(cache, lengths)
     ahead = applied(BlockHeads(config))(params['heads'], x)
-    logits = target.project(params['target'], ahead)
-    return logits[:, : width - 1], is_ready
+    logits = target.project(params['target'], ahead[:, : width - 1])
+    return logits, is_ready
 
   return Bound(
     model=heads,

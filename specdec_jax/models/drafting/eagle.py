@@ -289,9 +289,9 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
 
   The drafter's params are `{'eagle': ..., 'token_embedder': ...}`: the
   network's, and the token embeddings, the target's unless the network has its
-  own. Logits are of the target's vocabulary, -inf for tokens that cannot be
-  drafted. Raises ValueError if the target keeps no streams, or its width or its
-  number of layers does not fit.
+  own. Logits are of the target's vocabulary, those of tokens that are not in
+  the draft vocabulary `NEVER`. Raises ValueError if the target keeps no
+  streams, or its width or its number of layers does not fit.
   """
   target = networks.tapped(network)
   # Its streams are what the network was trained on.
