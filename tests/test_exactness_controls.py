@@ -5,7 +5,7 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
-from tests import broken, goodness_of_fit, toy, toy_tree, trial
+from tests import broken, goodness_of_fit, slow, toy, toy_tree, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -40,7 +40,11 @@ def _check_rejected(record_property, variant: str, broken_trial: trial.Trial):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize('variant', broken.VERIFY_FNS)
+@slow.parametrize(
+  'variant',
+  broken.VERIFY_FNS,
+  now=['resample from p', 'accept draw reused', 'block residual not scaled'],
+)
 def test_broken_rule_is_rejected(variant, record_property):
   broken_trial = _trial(verify_fn=broken.VERIFY_FNS[variant])
   _check_rejected(record_property, variant, broken_trial)
@@ -48,8 +52,10 @@ def test_broken_rule_is_rejected(variant, record_property):
 
 @pytest.mark.proof
 @pytest.mark.parametrize('variant', broken.DRAFTERS)
-@pytest.mark.parametrize(
-  'rule', [verification.speculative_sampling, verification.block_verification]
+@slow.parametrize(
+  'rule',
+  [verification.speculative_sampling, verification.block_verification],
+  now=[verification.speculative_sampling],
 )
 def test_broken_drafter_is_rejected(variant, rule, record_property):
   broken_trial = _trial(
@@ -82,7 +88,11 @@ _BROKEN_TREES = {
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize('variant', _BROKEN_TREES)
+@slow.parametrize(
+  'variant',
+  _BROKEN_TREES,
+  now=['gather off by one', 'q not renormalised after a rejection'],
+)
 def test_broken_tree_is_rejected(variant, record_property):
   right = _trial(
     drafter=toy_tree.drafter(_TREE, is_sampled=True),

@@ -341,11 +341,7 @@ def _keep_small_programs(monkeypatch):
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
-@slow.parametrize(
-  'name',
-  DRAFTERS,
-  now=['none', 'prompt_lookup', 'model', 'quantized'],
-)
+@slow.parametrize('name', DRAFTERS, now=['prompt_lookup', 'model'])
 def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   case = case_of_drafter(name)
   expected = doors('python', case, capfd)
@@ -360,7 +356,8 @@ def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   )
 
 
-@slow.parametrize('name', TREE_OPTIONS, now=['model'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TREE_OPTIONS)
 def test_all_doors_draft_the_same_trees(name, doors, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   expected = doors('python', case, capfd)
@@ -387,11 +384,7 @@ def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@slow.parametrize(
-  'name',
-  sorted({*RULES} - {*TREE_RULES}),
-  now=['block', 'speculative_sampling'],
-)
+@slow.parametrize('name', sorted({*RULES} - {*TREE_RULES}), now=['block'])
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
   lossless, options, temperature = row_of(RULE_OPTIONS, 'rule', name)
   strict = doors('python', case_of_rule(name, lossless, 0.0), capfd)
@@ -493,7 +486,7 @@ def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
     check_same(forgetful('python', case, capfd), expected)
 
 
-@pytest.mark.parametrize('command', ['bench', 'calibrate'])
+@slow.parametrize('command', ['bench', 'calibrate'], now=['calibrate'])
 @slow.parametrize(
   'name', ['model', 'spec_drafter', 'block_heads', 'eagle'], now=['model']
 )
@@ -509,7 +502,8 @@ def test_figures_of_drafters_with_weights(name, command, folder, capfd):
     assert figures['identical'] is True
 
 
-@slow.parametrize('name', ['model', 'eagle'], now=['model'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['model', 'eagle'])
 def test_figures_of_a_tree(name, folder, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   more = ('--repeats', '1', '--plain_dtypes', 'float32')
