@@ -217,6 +217,18 @@ def test_rollouts_follow_the_trainers_weights():
   assert own.unsafe_buffer_pointer() == kernel.unsafe_buffer_pointer()
 
 
+def test_nothing_is_compiled_for_what_is_remembered(model):
+  rollout, texts = engine(model, gamma=3), toy_tunix.prompts(4, longest=8)
+  rollout.generate(texts, Config(seed=1))
+  [program] = rollout._programs.values()
+  sizes = lambda: (program.init._cache_size(), program.run._cache_size())
+  before = sizes()
+  assert min(before) > 0
+  for seed in (2, 3):
+    rollout.generate(texts, Config(seed=seed))
+  assert sizes() == before
+
+
 def test_a_policy_that_drafts_for_itself_drafts_with_its_new_weights():
   model, texts = toy_tunix.make('qwen3'), toy_tunix.prompts(4, longest=8)
   rollout = engine(model, drafter='quantized', bits=8, gamma=3)

@@ -45,7 +45,13 @@ def placed(decoder: Decoder, mesh: Mesh) -> Decoder:
   devices = {*mesh.devices.flat}
 
   def place(x: object) -> Array:
-    if isinstance(x, jax.Array) and x.sharding.device_set == devices:
+    # Without a mesh, an array is of another type, on one device too, for which
+    # all would be compiled again. To put it where it is copies nothing.
+    if (
+      isinstance(x, jax.Array)
+      and isinstance(x.sharding, NamedSharding)
+      and x.sharding.device_set == devices
+    ):
       return x
     return jax.device_put(x, everywhere(mesh))
 
