@@ -179,7 +179,7 @@ $(VENV)/dev.done: $(VENV)/demo.done
 $(VENV)/tunix.done: $(VENV)/pip.done setup.py
 	$(PYTHON) -m venv $(VENV)-tunix
 	$(VENV)-tunix/bin/pip install --quiet --disable-pip-version-check \
-	  --editable '.[tunix]' 'pytest>=8' 'scipy>=1.11'
+	  --editable '.[tunix,grammar]' 'pytest>=8' 'scipy>=1.11'
 	@touch $@
 
 $(VENV)/docs.done: $(VENV)/pip.done setup.py
