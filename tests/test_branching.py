@@ -59,7 +59,7 @@ def asked_after_each_path(name: str, is_ranked: bool):
   return draft, {node: TO_PROBS(raw) for node, (raw, *_) in after.items()}
 
 
-@slow.parametrize('is_ranked', [True, False], now=[True])
+@pytest.mark.parametrize('is_ranked', [True, False])
 @slow.parametrize('name', ['toy', 'Llama', 'eagle'], now=['toy', 'eagle'])
 def test_children_follow_their_path_and_differ(name, is_ranked):
   draft, after = asked_after_each_path(name, is_ranked)
@@ -99,7 +99,7 @@ PAIRS = {
 }
 
 
-@slow.parametrize('name', PAIRS, now=['T5'])
+@pytest.mark.parametrize('name', PAIRS)
 def test_a_tree_is_accepted_further_than_its_first_chain(name):
   model, params, source = PAIRS[name]
   params = Params(params, toy.perturb(params, seed=2, scale=0.5))
@@ -136,7 +136,7 @@ def test_models_without_placements_draft_chains():
     )
 
 
-@slow.parametrize('is_by_paths', [False, True], now=[False])
+@pytest.mark.parametrize('is_by_paths', [False, True])
 def test_eagle_reads_the_features_of_the_path_that_was_accepted(is_by_paths):
   """In the loop they lay among those of all nodes, or in the row of its path.
   What is drafted next is what would be had the context been the prompt."""

@@ -221,8 +221,8 @@ def test_the_loop_carries_no_features_of_the_prompt():
   assert cache.features.shape == (2, GAMMA + 1, 3 * LLAMA.embed_dim)
 
 
-@slow.parametrize(
-  'options', [{}, {'min_prob': 0.2}], ids=['fixed', 'adaptive'], now=[{}]
+@pytest.mark.parametrize(
+  'options', [{}, {'min_prob': 0.2}], ids=['fixed', 'adaptive']
 )
 def test_the_real_network_gives_the_greedy_tokens(options):
   target, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)

@@ -111,7 +111,7 @@ def expected(way: str) -> list[list[int]]:
   return decoded(output)
 
 
-@slow.parametrize('way', WAYS, now=['sampled'])
+@pytest.mark.parametrize('way', WAYS)
 def test_rows_do_not_know_their_batch(way):
   rows = expected(way)
   assert len({tuple(row) for row in rows}) > 25
@@ -124,7 +124,6 @@ def test_rows_do_not_know_their_batch(way):
     assert decoded(output) == [rows[i] for i in row_ids]
 
 
-@pytest.mark.slow
 def test_encoder_padding_does_not_matter():
   prompt = prompt_of(range(32), encoder_width=15)
   output = generator('sampled')(weights(), prompt)

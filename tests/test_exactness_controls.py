@@ -5,7 +5,7 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
-from tests import broken, goodness_of_fit, slow, toy, toy_tree, trial
+from tests import broken, goodness_of_fit, toy, toy_tree, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -40,11 +40,7 @@ def _check_rejected(record_property, variant: str, broken_trial: trial.Trial):
 
 
 @pytest.mark.proof
-@slow.parametrize(
-  'variant',
-  broken.VERIFY_FNS,
-  now=['resample from p', 'accept draw reused', 'block residual not scaled'],
-)
+@pytest.mark.parametrize('variant', broken.VERIFY_FNS)
 def test_broken_rule_is_rejected(variant, record_property):
   broken_trial = _trial(verify_fn=broken.VERIFY_FNS[variant])
   _check_rejected(record_property, variant, broken_trial)
@@ -52,10 +48,8 @@ def test_broken_rule_is_rejected(variant, record_property):
 
 @pytest.mark.proof
 @pytest.mark.parametrize('variant', broken.DRAFTERS)
-@slow.parametrize(
-  'rule',
-  [verification.speculative_sampling, verification.block_verification],
-  now=[verification.speculative_sampling],
+@pytest.mark.parametrize(
+  'rule', [verification.speculative_sampling, verification.block_verification]
 )
 def test_broken_drafter_is_rejected(variant, rule, record_property):
   broken_trial = _trial(
@@ -88,11 +82,7 @@ _BROKEN_TREES = {
 
 
 @pytest.mark.proof
-@slow.parametrize(
-  'variant',
-  _BROKEN_TREES,
-  now=['gather off by one', 'q not renormalised after a rejection'],
-)
+@pytest.mark.parametrize('variant', _BROKEN_TREES)
 def test_broken_tree_is_rejected(variant, record_property):
   right = _trial(
     drafter=toy_tree.drafter(_TREE, is_sampled=True),

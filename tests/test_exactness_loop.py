@@ -168,10 +168,9 @@ def test_trees(rule, is_sampled, ends, record_property):
 
 
 @pytest.mark.proof
-@slow.parametrize(
+@pytest.mark.parametrize(
   ('name', 'rule'),
   [('continuations', 'target_sample_walk'), ('branching', 'traversal')],
-  now=[('branching', 'traversal')],
 )
 def test_drafters_of_trees(name, rule, record_property):
   """Several copies, which abstain where nothing repeats, and a model's tokens
@@ -276,13 +275,12 @@ def test_limits_of_the_first_position_alone_are_noticed(
   ).report.is_rejected
 
 
-@slow.parametrize(
+@pytest.mark.parametrize(
   ('rule', 'p_settings', 'q_settings'),
   [
     ('speculative_sampling', 'top-k 2', 'T 1.5'),
     ('block', 'T 1', 'top-k 2'),
   ],
-  now=[('block', 'T 1', 'top-k 2')],
 )
 def test_drafter_sampled_otherwise(
   rule, p_settings, q_settings, record_property
@@ -301,9 +299,7 @@ def test_drafter_sampled_otherwise(
 
 @pytest.mark.proof
 @pytest.mark.parametrize('rule', LOSSLESS)
-@slow.parametrize(
-  'name', ['autoregressive', 'prompt_lookup'], now=['autoregressive']
-)
+@pytest.mark.parametrize('name', ['autoregressive', 'prompt_lookup'])
 def test_eos_and_ragged_limits_in_mid_block(rule, name, record_property):
   drafter, params = _drafter(name, 3)
   result = check(
@@ -392,13 +388,12 @@ def test_plain_decoding(record_property):
   )
 
 
-@slow.parametrize(
+@pytest.mark.parametrize(
   ('name', 'rule', 'key_impl'),
   [
     ('autoregressive', 'speculative_sampling', 'unsafe_rbg'),
     ('uniform', 'block', 'rbg'),
   ],
-  now=[('uniform', 'block', 'rbg')],
 )
 def test_keys_of_other_kinds(name, rule, key_impl, record_property):
   """The first row is done long before the others: their draws go on. All other

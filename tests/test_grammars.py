@@ -165,7 +165,6 @@ def test_masks_of_other_states_are_noticed(name, variant, monkeypatch):
   assert report.verdict == 'REJECTED'
 
 
-@pytest.mark.slow
 def test_guesses_that_depend_on_what_is_drawn_are_noticed(monkeypatch):
   """Where a token may not come, a guess in its place is no draw from q."""
   whole = grammars.guided
@@ -241,7 +240,9 @@ def _by_hand(way, prompt: list[int]) -> list[int]:
   return text[1:]
 
 
-@slow.parametrize(('name',), [(name,) for name in SETTINGS], now=[('tree',)])
+@slow.parametrize(
+  ('name',), [(name,) for name in SETTINGS], now=[('copies',), ('tree',)]
+)
 def test_greedy_tokens_are_those_of_a_loop_on_the_host(name):
   params, key = Params(PARAMS, DRAFTER_PARAMS), jax.random.key(0)
   prompt = _told(WAYS, 0)

@@ -106,7 +106,7 @@ DRAFTERS = {
 
 
 @every_network
-@slow.parametrize('kind', DRAFTERS, now=['tree'])
+@pytest.mark.parametrize('kind', DRAFTERS)
 def test_greedy_tokens_are_plain_ones(name, kind):
   """In float32, and those of a row that is alone."""
   model = families.language_model(packed(CONFIGS[name]))
@@ -145,7 +145,6 @@ def test_scales_move_with_their_entries():
       )
 
 
-@pytest.mark.slow
 @pytest.mark.proof
 def test_the_distribution_is_that_of_the_packed_cache(record_property):
   config = packed(toy.llama_config(4, num_layers=2))

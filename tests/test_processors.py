@@ -140,7 +140,7 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
 @slow.parametrize(
   ('rule', 'variant'),
   [(*rule, variant) for rule in _ALL for variant in ('blind', 'late')],
-  now=[('speculative_sampling', 'blind')],
+  now=[('speculative_sampling', 'blind'), ('block_verification', 'late')],
 )
 def test_each_notices_what_is_wrong(rule, variant, monkeypatch):
   """Drafts that are not seen, and positions that are not processed."""

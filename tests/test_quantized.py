@@ -146,7 +146,7 @@ def test_a_group_divides():
 
 
 @every_network
-@slow.parametrize('bits', [Bits(8), Bits(4, 2)], now=[Bits(4, 2)])
+@pytest.mark.parametrize('bits', [Bits(8), Bits(4, 2)])
 def test_a_packed_network_is_that_of_its_weights(name, bits):
   """Projections, embeddings and logits, with copies for CPUs and without."""
   config, params = CONFIGS[name], params_of(name)
@@ -194,7 +194,7 @@ def made_for(name: str, temperature: float = 0.0, **options):
 
 
 @every_network
-@slow.parametrize('layers_', [None, 1], now=[1])
+@pytest.mark.parametrize('layers_', [None, 1])
 def test_greedy_tokens_are_the_targets(name, layers_):
   params = params_of(name)
   drafter, join = made_for(name, bits=4, layers=layers_)
@@ -329,9 +329,7 @@ def test_the_distribution_is_the_packed_targets(name, record_property):
 
 
 @pytest.mark.proof
-@slow.parametrize(
-  'variant', ["the target's q", 'whole weights'], now=['whole weights']
-)
+@pytest.mark.parametrize('variant', ["the target's q", 'whole weights'])
 def test_wrong_ones_are_rejected(variant):
   """Drafts of packed weights with the q of the target, and a packed target
   that is taken for one in float32."""
@@ -380,7 +378,7 @@ def folder(tmp_path_factory) -> str:
   return tiny.write_model(tmp_path_factory.mktemp('packed') / 'model')
 
 
-@slow.parametrize('weights', ['int8', 'int4:8'], now=['int4:8'])
+@pytest.mark.parametrize('weights', ['int8', 'int4:8'])
 def test_weights_are_packed_where_they_are_loaded(folder, weights, capfd):
   """In Python and by flags, with the drafter and without."""
   load = functools.partial(specdec_jax.load, folder, weights=weights)

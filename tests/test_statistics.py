@@ -12,7 +12,7 @@ from specdec_jax.base import Draft, Params, Verification
 from specdec_jax.decoding import speculative, statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import metrics
-from tests import decoders, slow, toy, toy_tree
+from tests import decoders, toy, toy_tree
 
 VOCAB_SIZE, GAMMA = 5, 3
 TARGET = toy.toy(VOCAB_SIZE)
@@ -80,10 +80,8 @@ def test_run_of_one_position_is_short():
   assert counters.num_tested == [0, 0, 0]
 
 
-@slow.parametrize(
-  'name',
-  ['uniform', 'prompt_lookup', 'autoregressive', 'tree'],
-  now=['prompt_lookup', 'tree'],
+@pytest.mark.parametrize(
+  'name', ['uniform', 'prompt_lookup', 'autoregressive', 'tree']
 )
 def test_counters_are_the_sum_of_the_steps(name):
   drafter = {

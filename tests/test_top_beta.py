@@ -17,7 +17,7 @@ from specdec_jax.models import families
 from specdec_jax.models.drafting import block_decoder
 from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
-from tests import decoders, slow, specdec_loop, toy, toy_block, toy_t5
+from tests import decoders, specdec_loop, toy, toy_block, toy_t5
 
 V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 4, 1, 100
 CONFIG = toy_t5.config(V)
@@ -157,7 +157,7 @@ def test_bad_tau_is_refused(tau):
     verification.top_beta(None, None, None, beta=2, tau=tau)
 
 
-@slow.parametrize('setting', SETTINGS, now=[(5, 1.0)])
+@pytest.mark.parametrize('setting', SETTINGS)
 def test_loop_is_the_papers_on_100_sentences(setting):
   beta, tau = setting
   params = weights()
@@ -210,7 +210,7 @@ def greedy_rows() -> list[list[int]]:
   return decoders.rows(output)
 
 
-@slow.parametrize('batch_size', [1, 32], now=[32])
+@pytest.mark.parametrize('batch_size', [1, 32])
 def test_strict_is_greedy(batch_size):
   strict = generator(STRICT)(weights(), prompt_of(range(batch_size)))
   assert decoders.rows(strict) == greedy_rows()[:batch_size]

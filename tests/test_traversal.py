@@ -45,7 +45,7 @@ def _tables(shape: Tree, kind: str, count: int) -> list[integrate.Tree]:
 
 
 @pytest.mark.proof
-@slow.parametrize('name', SHAPES, now=['bent'])
+@slow.parametrize('name', SHAPES, now=['(2)', '(2, 1)', 'bent'])
 def test_traversal_has_the_targets_distribution(name, record_property):
   shape, largest, num_tables = SHAPES[name], 0.0, 0
   for kind in KINDS:

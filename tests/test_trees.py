@@ -55,7 +55,7 @@ def _stepped(name: str, walk: str):
   return init(PARAMS, jax.random.key(0), _prompt()), step
 
 
-@slow.parametrize('name', DRAFTERS, now=['sampled'])
+@slow.parametrize('name', DRAFTERS, now=['likeliest', 'sampled'])
 @pytest.mark.parametrize('way', ['greedy', 'sampled'])
 def test_the_walk_gives_the_tokens_of_plain_decoding(name, way):
   """Sampled ones too, by the same seed, through EOS and limits."""
@@ -132,10 +132,9 @@ def test_a_tree_without_branches_is_a_chain():
   )
 
 
-@slow.parametrize(
+@pytest.mark.parametrize(
   ('name', 'walk'),
   [('sampled', 'traversal'), ('abstains', 'target_sample_walk')],
-  now=[('sampled', 'traversal')],
 )
 def test_a_step_tells_the_chain_that_stands_for_the_tree(name, walk):
   """Its records, joined, are the output, and agree with the counters."""

@@ -17,7 +17,7 @@ from specdec_jax.checkpoints import loading, stored_arrays, t5x
 from specdec_jax.cli.main import main
 from specdec_jax.files import buckets, full_disk
 from specdec_jax.files.paths import user_path
-from tests import children
+from tests import children, slow
 from tests.buckets import door as doors
 from tests.buckets import server as servers
 from tests.checkpoints.tiny_t5 import make_config, make_params
@@ -219,9 +219,10 @@ def hasty(monkeypatch):
 
 # Orbax closes the loop in which it waits for all arrays when the first fails.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('to', 'array'), [('t5x_legacy', '/target.'), ('orbax', 'ocdbt')]
+@slow.parametrize(
+  ('to', 'array'),
+  [('t5x_legacy', '/target.'), ('orbax', 'ocdbt')],
+  now=[('orbax', 'ocdbt')],
 )
 def test_a_server_that_stays_away(
   door, server, bucket, impatient, hasty, tmp_path, capfd, to, array

@@ -550,7 +550,6 @@ def test_messages_and_texts_of_chat_are_those_of_generate(run, model, tmp_path):
   assert_refused(refused, 'example 1 has messages of', 'room for 4')
 
 
-@pytest.mark.slow
 def test_predictions_match_a_grammar_that_gin_binds(run, t5, task, tmp_path):
   pytest.importorskip('outlines_core')
   regex = r'[a-d]{1,3}( (the|fox) (live|big)){2}\.'
@@ -609,7 +608,6 @@ def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
   assert_refused(run(*long), "min_new_tokens 999 exceeds TASK_FEATURE_LENGTHS'")
 
 
-@pytest.mark.slow
 def test_examples_have_temperatures_of_their_own(once, run, t5, task, tmp_path):
   path, lines = tmp_path / 'own.jsonl', records(task)
   for line in lines[::2]:

@@ -130,7 +130,6 @@ def test_scores_of_targets_are_those_of_t5x(infer, golden):
   assert set(lines[0]) == {'inputs', 'score', 'aux'}
 
 
-@pytest.mark.slow
 def test_samples_are_rows_of_their_own(infer):
   """Sample i of example j has the random stream of row 3 j + i."""
   lines = records(infer(**SAMPLES))

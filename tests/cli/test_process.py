@@ -126,7 +126,6 @@ def test_an_interrupt_does_not_wait_for_a_compiled_decode(
   assert read_all([err])[0].endswith('specdec: interrupted\r\n')
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves(start, model, many_prompts):
   process = start('generate', '--model', model, '--prompts', many_prompts,
                   '--max_new_tokens', '8')  # fmt: skip

@@ -341,7 +341,11 @@ def _keep_small_programs(monkeypatch):
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
-@slow.parametrize('name', DRAFTERS, now=['prompt_lookup', 'model'])
+@slow.parametrize(
+  'name',
+  DRAFTERS,
+  now=['none', 'prompt_lookup', 'model', 'quantized'],
+)
 def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   case = case_of_drafter(name)
   expected = doors('python', case, capfd)
@@ -356,8 +360,7 @@ def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', TREE_OPTIONS)
+@slow.parametrize('name', TREE_OPTIONS, now=['model'])
 def test_all_doors_draft_the_same_trees(name, doors, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   expected = doors('python', case, capfd)
@@ -384,7 +387,11 @@ def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@slow.parametrize('name', sorted({*RULES} - {*TREE_RULES}), now=['block'])
+@slow.parametrize(
+  'name',
+  sorted({*RULES} - {*TREE_RULES}),
+  now=['block', 'speculative_sampling'],
+)
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
   lossless, options, temperature = row_of(RULE_OPTIONS, 'rule', name)
   strict = doors('python', case_of_rule(name, lossless, 0.0), capfd)
@@ -486,7 +493,7 @@ def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
     check_same(forgetful('python', case, capfd), expected)
 
 
-@slow.parametrize('command', ['bench', 'calibrate'], now=['calibrate'])
+@pytest.mark.parametrize('command', ['bench', 'calibrate'])
 @slow.parametrize(
   'name', ['model', 'spec_drafter', 'block_heads', 'eagle'], now=['model']
 )
@@ -502,8 +509,7 @@ def test_figures_of_drafters_with_weights(name, command, folder, capfd):
     assert figures['identical'] is True
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['model', 'eagle'])
+@slow.parametrize('name', ['model', 'eagle'], now=['model'])
 def test_figures_of_a_tree(name, folder, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   more = ('--repeats', '1', '--plain_dtypes', 'float32')

@@ -149,7 +149,7 @@ def heads_pair(name: str) -> tuple:
   return bound.target, drafter, Params(params, bound.join(params, own))
 
 
-@slow.parametrize('pair', [eagle_pair, heads_pair], now=[eagle_pair])
+@pytest.mark.parametrize('pair', [eagle_pair, heads_pair])
 @slow.parametrize('name', FAMILIES, now=['llama, later', 'T5 1.1'])
 def test_speculative_tokens_are_those_of_plain_decoding(name, pair):
   target, drafter, params = pair(name)

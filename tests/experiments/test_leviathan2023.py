@@ -79,7 +79,6 @@ def test_the_papers_tables_follow_from_theory():
     assert row['empirical'] == ''
 
 
-@pytest.mark.slow
 def test_alpha_of_one_model_twice(argv, tmp_path, capsys, monkeypatch):
   # A program to compile for each of them.
   monkeypatch.setattr(pairs, 'DRAFTERS', (pairs.BIGRAM, pairs.TRAINED))

@@ -271,7 +271,6 @@ def write_eagle_run(folder, target):
   (folder / 'config.gin').write_text(gin)
 
 
-@pytest.mark.slow
 def test_an_eagle_drafter_is_shipped_and_drafts_by_its_name(
   shipped, tmp_path, capfd
 ):

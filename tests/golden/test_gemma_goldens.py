@@ -104,7 +104,6 @@ def test_greedy_tokens_of_an_encoder_decoder():
     )
 
 
-@pytest.mark.slow
 def test_windows_and_bounds_are_felt():
   """Without one of them the logits are others."""
   for name, changes in (

@@ -13,7 +13,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import calibration, metrics
 from specdec_jax.measure.calibration import Overlaps
-from tests import slow, toy
+from tests import toy
 
 V, NUM_NEW, PROMPT = 5, 12, 3
 TO_PROBS = logits.standardize(temperature=0.8)
@@ -169,7 +169,7 @@ RULES = {
 }
 
 
-@slow.parametrize('name', RULES, now=['lenient'])
+@pytest.mark.parametrize('name', RULES)
 def test_a_relaxed_rule_is_measured_along_its_own_text(name):
   """Against what speculative decoding counts, after all texts of two tokens."""
   warm = name == 'lenient'

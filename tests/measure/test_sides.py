@@ -11,7 +11,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import iteration_costs, sides, stopwatch
-from tests import slow, toy
+from tests import toy
 
 V, MAX_LEN = 11, 30
 MODEL = toy.toy(V)
@@ -43,7 +43,7 @@ def side_of(args, gamma):
   return sides.speculative_side(*args, method=method_of(gamma), max_len=MAX_LEN)
 
 
-@slow.parametrize('gamma', [1, 3], now=[3])
+@pytest.mark.parametrize('gamma', [1, 3])
 def test_a_shared_prefill_changes_nothing(args, gamma):
   methods = {each: method_of(each) for each in (gamma, 5)}
   made = common.speculative_sides(*args, methods=methods, max_len=MAX_LEN)
