@@ -41,7 +41,8 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def placed(decoder: Decoder, mesh: Mesh) -> Decoder:
-  """Puts whole on each device what does not lie on all devices of a mesh."""
+  """Puts whole on each device what has no mesh or does not lie on all devices
+  of this one."""
   devices = {*mesh.devices.flat}
 
   def place(x: object) -> Array:
