@@ -9,12 +9,13 @@ import pytest
 
 import specdec_jax
 from specdec_jax import drafters, logits
-from specdec_jax.base import Prompt, Tree
+from specdec_jax.base import Params, Prompt, Tree
+from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import exact_bits
 from specdec_jax.models import families, layers
 from specdec_jax.models.layers import with_cpu_copies
-from tests import toy, toy_gemma, toy_t5, toy_tree
+from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 
 # As real networks are compiled; no dimension fills whole vectors of 16.
 pytestmark = pytest.mark.optimized
@@ -76,6 +77,7 @@ def test_no_bit_depends_on_place_or_company(name, gamma, batch_size):
   check(name, gamma, batch_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'dtype'),
   [('Qwen3', 'float32'), ('T5 1.1', 'bfloat16'), ('Gemma 2', 'bfloat16')],
@@ -128,6 +130,46 @@ def test_the_self_test_sees_calls_of_another_width(monkeypatch):
     check('Llama', 4, 1)
 
 
+def test_features_that_a_drafter_reads_change_no_bit():
+  """XLA leaves out what nobody reads, and then multiplies and sums long prompts
+  in another order."""
+  width, sizes = 600, {'embed_dim': 64, 'head_dim': 16, 'mlp_dim': 170}
+  config = toy.llama_config(64, num_layers=3, dtype=jnp.bfloat16, **sizes)
+  own = toy_eagle.config(config, feature_layers=(1, 2))
+  target, network = toy_eagle.networks(config, own, gamma=3)
+  method = Method(
+    target=target,
+    drafter=drafters.autoregressive(
+      drafters.eagle(network),
+      gamma=3,
+      logits_to_probs=logits.standardize(temperature=0.0),
+      is_argmax=True,
+    ),
+    logits_to_probs=logits.standardize(temperature=0.0),
+    eos_id=-1,
+  )
+  weights = toy.llama_params(config, seed=0)
+  joined = toy_eagle.joined(weights, toy_eagle.params(own, seed=1))
+  rng = np.random.default_rng(0)
+  prompt = toy.prompt(
+    [rng.integers(1, 60, width - i).tolist() for i in range(8)]
+  )
+  drafted, plain = (
+    speculative.generate(
+      Params(weights, joined), jax.random.key(0), prompt, method=made,
+      max_len=width + 12,
+    )
+    for made in (
+      exact_bits.of_one_width(method),
+      exact_bits.plain(exact_bits.of_one_width(method)),
+    )
+  )  # fmt: skip
+  assert plain.statistics.num_drafted.sum() == 0
+  assert drafted.statistics.num_drafted.sum() > 0
+  for name in ('tokens', 'log_probs'):
+    np.testing.assert_array_equal(getattr(drafted, name), getattr(plain, name))
+
+
 def decoded(decoder, batch_size: int = 2) -> list:
   texts = ['The old man and the old man and', 'One, two, three, one, two,']
   made = specdec_jax.generate(
@@ -157,6 +199,7 @@ def test_another_door_has_the_same_bits_and_the_setting_is_needed():
   assert decoded(load(), 1) != decoded(load().at(0), 1)
 
 
+@pytest.mark.slow
 def test_a_tree_without_exact_bits_has_a_plain_decoder_too():
   drafted = specdec_jax.load('lm-nano', gamma=3, num_continuations=2)
   tokens = lambda decoder: [each for each, _ in decoded(decoder)]

@@ -74,7 +74,7 @@ def of_row(
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
   reason = 'stop' if has_eos or found is not None else 'length'
   # With `exact_bits` it has the depth of what drafts beside it.
-  is_plain = isinstance(decoder.choice, NoDrafter)
+  is_plain = decoder.is_plain or isinstance(decoder.choice, NoDrafter)
   more: dict[str, Any] = {}
   if scored is not None:
     raw, processed = (each.of_row(row, len(tokens)) for each in scored)

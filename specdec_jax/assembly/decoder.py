@@ -46,6 +46,7 @@ class Decoder:
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
     exact_bits: whether each target call is as wide as the longest draft, so
       that no bit of a row depends on what was drafted.
+    is_plain: whether, with `exact_bits`, no draft counts.
     programs: what was compiled, by parts, shapes and devices.
     gammas: what was measured for `Auto`, by rows and devices of a batch.
     others: the decoders of `at`, by gamma, and that of `sampled`, by None.
@@ -60,6 +61,7 @@ class Decoder:
   method: Method
   params: Params = dataclasses.field(repr=False)
   exact_bits: bool = False
+  is_plain: bool = False
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
     default_factory=dict, repr=False
   )
@@ -115,14 +117,14 @@ class Decoder:
 
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a given gamma that does not vary; for 0 without
-    a drafter and its weights, with `exact_bits` as wide as this one. It is made
-    once, for what it has compiled. TypeError for what is no integer, and
-    ValueError above 0 for plain decoding."""
+    a drafter and its weights, but with `exact_bits` with drafts that do not
+    count. It is made once, for what it has compiled. TypeError for what is no
+    integer, and ValueError above 0 for plain decoding."""
     if (gamma := operator.index(gamma)) and isinstance(self.choice, NoDrafter):
       raise ValueError('plain decoding has no gamma: ask the one that drafts')
     if gamma not in self.others and self.exact_bits and not gamma:
       method = exact_bits_lib.plain(self.method)
-      self.others[gamma] = self._uncompiled(choice=NoDrafter(), method=method)
+      self.others[gamma] = self._uncompiled(is_plain=True, method=method)
     if gamma not in self.others:
       # All gammas share the weights: only functions are made anew.
       choice, length = self.choice if gamma else NoDrafter(), Fixed(gamma)
@@ -132,7 +134,9 @@ class Decoder:
         choice=choice, length=length, **made
       )
     # `remember` may have replaced the pool of texts since.
-    params = self.params if gamma else Params(target=self.params.target)
+    params = self.params
+    if not (gamma or self.exact_bits):
+      params = Params(target=params.target)
     return dataclasses.replace(self.others[gamma], params=params)
 
   @property
@@ -147,6 +151,8 @@ class Decoder:
       target_info = dataclasses.replace(self.target_info, sampling=sampling)
       chosen = self.choice, self.rule, self.length
       made = _made(target_info, *chosen, exact_bits=self.exact_bits)
+      if self.is_plain:
+        made['method'] = exact_bits_lib.plain(made['method'])
       self.others[None] = self._uncompiled(**made)
     return dataclasses.replace(self.others[None], params=self.params)
 

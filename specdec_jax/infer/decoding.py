@@ -45,7 +45,7 @@ class Decoding(Options):
       None for twice `num_decodes`.
     alpha: of the brevity penalty of beam search; None for 0.6.
     exact_bits: see `api.load`; plain decoding of the same bits is `NoDrafter`
-      with the same gamma and tree.
+      with the same gamma and tree, if the drafter reads no features.
     return_all_decodes: whether all beams are written, the best last, or the
       best alone.
   """

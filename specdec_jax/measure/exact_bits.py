@@ -3,12 +3,13 @@ of `exact_bits`, on the program that decodes."""
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, drafters, logits, trees, verification
+from specdec_jax import arrays, logits, trees, verification
 from specdec_jax.base import (
   Array,
   Arrays,
@@ -39,10 +40,20 @@ def of_one_width(method: Method) -> Method:
 
 
 def plain(method: Method) -> Method:
-  """Makes plain decoding that calls its target as a method of one width."""
+  """Makes plain decoding of the same bits as a method of one width: it drafts
+  as well, and no draft counts."""
   own = method.drafter
-  idle = drafters.none(own.gamma)._replace(tree=own.tree)
-  return dataclasses.replace(method, drafter=idle)
+
+  def propose(*args: Any) -> tuple[Draft, Any]:
+    # Without the drafter, XLA would leave out what only that reads, such as the
+    # target's features, and sum the rest in another order. XLA cannot know that
+    # no length is below 0.
+    draft, state = own.propose(*args)
+    context: Context = args[2]
+    lengths = jnp.where(context.lengths < 0, draft.lengths, 0)
+    return dataclasses.replace(draft, lengths=lengths), state
+
+  return dataclasses.replace(method, drafter=own._replace(propose=propose))
 
 
 def check(
