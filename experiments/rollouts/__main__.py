@@ -1,10 +1,11 @@
 """Runs Tunix's GRPO with its own rollouts and with speculative ones.
 
     python -m experiments.rollouts --steps 3
-    python -m experiments.rollouts --model smollm2-135m --steps 8
+    python -m experiments.rollouts --pairs --model smollm2-135m --batch_size 8
 
 Each step writes a line of JSON: the mean reward, the seconds of its rollouts,
-and for speculative ones tokens per target run. Engines take turns by seed.
+and for speculative ones tokens per target run. Engines train in turns by seed;
+with `--pairs` the speculative one alone trains, and both decode in each step.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from flax import nnx
 from tunix.models.qwen2 import model as qwen2
 from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
-from tunix.rl.rollout import base_rollout
+from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from specdec_jax.assembly import models
 from specdec_jax.assembly.models import Model
@@ -41,7 +42,8 @@ TOY = {
 
 
 class Tokenizer:
-  """The bytes of a text, or a vocabulary of this package's, as Tunix asks."""
+  """The bytes of a text, or a message to a model with a vocabulary of this
+  package's, as Tunix asks for them."""
 
   def __init__(self, vocabulary: Any = None):
     self.vocabulary = vocabulary
@@ -49,7 +51,8 @@ class Tokenizer:
   def encode(self, text: str) -> list[int]:
     if self.vocabulary is None:
       return [3 + byte for byte in text.encode()]
-    ids: list[int] = self.vocabulary.encode(text, add_special_tokens=False)
+    messages = [{'role': 'user', 'content': text}]
+    ids: list[int] = self.vocabulary.encode_chat(messages)
     return ids
 
   def decode(self, ids: list[int]) -> str:
@@ -130,30 +133,27 @@ def pretrained(name: str) -> tuple[nnx.Module, Tokenizer]:
 
 
 def reward(prompts, completions, **_: Any) -> list[float]:
-  """The share of the next numbers that a completion counts, as far as it counts
-  rightly, and a little for every digit."""
+  """1 for a completion with the right sum, and the share of its digits."""
   found = []
   for prompt, completion in zip(prompts, completions, strict=True):
-    last, right = int(re.findall(r'\d+', str(prompt))[-1]), 0
-    for number in re.findall(r'\d+', completion):
-      if int(number) != last + right + 1:
-        break
-      right += 1
+    right = sum(map(int, re.findall(r'\d+', str(prompt))))
+    is_right = str(right) in re.findall(r'\d+', completion)
     digits = sum(letter.isdigit() for letter in completion)
-    found.append(min(right / 6, 1.0) + digits / max(len(completion), 1))
+    found.append(is_right + digits / max(len(completion), 1))
   return found
 
 
 def prompts_of(seed: int, num_steps: int, num_prompts: int) -> list[dict]:
-  """Batches of texts that begin to count."""
+  """Batches of questions."""
   rng = np.random.default_rng(seed)
-  starts = rng.integers(1, 60, (num_steps, num_prompts))
-  text = lambda first: ', '.join(str(first + i) for i in range(4)) + ','
-  return [{'prompts': np.array([text(x) for x in row])} for row in starts]
+  terms = rng.integers(1, 60, (num_steps, num_prompts, 2))
+  text = lambda pair: 'What is {} + {}? Give the number alone.'.format(*pair)
+  return [{'prompts': np.array([*map(text, step)])} for step in terms]
 
 
 def cluster_config(engine: str, args: argparse.Namespace) -> Any:
   """What a training is told, the same for both engines."""
+  drafts = {} if args.gamma is None else {'gamma': args.gamma}
   mesh = jax.make_mesh(
     (1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
@@ -168,7 +168,9 @@ def cluster_config(engine: str, args: argparse.Namespace) -> Any:
     ),
     rollout_engine='vanilla'
     if engine == 'vanilla'
-    else functools.partial(SpeculativeRollout, gamma=args.gamma),
+    else functools.partial(
+      SpeculativeRollout, batch_size=args.batch_size, **drafts
+    ),
     offload_to_cpu=False,
     training_config=rl_cluster.RLTrainingConfig(
       actor_optimizer=optax.adam(args.learning_rate),
@@ -179,9 +181,24 @@ def cluster_config(engine: str, args: argparse.Namespace) -> Any:
     ),
     rollout_config=base_rollout.RolloutConfig(
       max_tokens_to_generate=args.tokens,
-      max_prompt_length=32,
-      kv_cache_size=32 + args.tokens,
+      max_prompt_length=64,
+      kv_cache_size=64 + args.tokens,
       temperature=1.0,
+    ),
+  )
+
+
+def vanilla(model: Any, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
+  """Makes Tunix's engine for a policy that another one decodes as well."""
+  sizes = model.config
+  return vanilla_rollout.VanillaRollout(
+    model,
+    tokenizer,
+    base_rollout.CacheConfig(
+      cache_size=64 + args.tokens,
+      num_layers=sizes.num_layers,
+      num_kv_heads=sizes.num_kv_heads,
+      head_dim=sizes.head_dim,
     ),
   )
 
@@ -197,26 +214,35 @@ def train(
     tokenizer=tokenizer,
     cluster_config=cluster_config(engine, args),
   )
-  generate, steps = cluster.generate, []
+  own, steps = cluster.rollout, []
+  generate = own.generate
+  others = [vanilla(own.model(), tokenizer, args)] if args.pairs else []
 
-  def timed(*given: Any, **named: Any) -> Any:
-    started = time.perf_counter()
-    output = generate(*given, **named)
+  def timed(prompts: list[str], config: Any, **named: Any) -> Any:
     row = {'engine': engine, 'seed': seed, 'step': len(steps) + 1}
-    row['seconds'] = time.perf_counter() - started
-    row['tokens'] = sum(map(len, output.tokens))
-    if isinstance(cluster.rollout, SpeculativeRollout):
-      row['loop_seconds'] = cluster.rollout.timed.seconds
-      row |= cluster.rollout.timed.figures()
+    outputs, ways = (
+      {},
+      [('', generate), *(('vanilla_', o.generate) for o in others)],
+    )
+    # Each decodes first in every other step.
+    for prefix, way in ways[:: 1 if len(steps) % 2 else -1]:
+      started = time.perf_counter()
+      found = way(prompts, config, **named)
+      row[f'{prefix}seconds'] = time.perf_counter() - started
+      row[f'{prefix}tokens'] = sum(map(len, found.tokens))
+      outputs[prefix] = found
+    if isinstance(own, SpeculativeRollout):
+      row['loop_seconds'] = own.timed.seconds
+      row |= own.timed.figures()
     steps.append(row)
-    return output
+    return outputs['']
 
   def rewarded(prompts, completions, **named: Any) -> list[float]:
     found = reward(prompts, completions, **named)
     write(steps[-1] | {'reward': float(np.mean(found))})
     return found
 
-  cluster.generate = timed
+  own.generate = timed
   learner = grpo_learner.GRPOLearner(
     rl_cluster=cluster,
     algo_config=grpo_learner.GRPOConfig(num_generations=args.samples, beta=0.0),
@@ -232,8 +258,10 @@ def main() -> None:
   parser.add_argument('--seeds', type=int, default=1)
   parser.add_argument('--prompts', type=int, default=2)
   parser.add_argument('--samples', type=int, default=4)
-  parser.add_argument('--tokens', type=int, default=32)
-  parser.add_argument('--gamma', type=int, default=4)
+  parser.add_argument('--tokens', type=int, default=192)
+  parser.add_argument('--batch_size', type=int, help='rows, speculative only')
+  parser.add_argument('--pairs', action='store_true')
+  parser.add_argument('--gamma', type=int, help='by default, if it pays')
   parser.add_argument('--learning_rate', type=float, default=1e-3)
   parser.add_argument('--output', type=Path, default=Path('out/rollouts.jsonl'))
   args = parser.parse_args()
@@ -246,8 +274,9 @@ def main() -> None:
     with args.output.open('a') as file:
       file.write(line + '\n')
 
+  engines = ENGINES[1:] if args.pairs else ENGINES
   for seed in range(args.seeds):
-    for engine in ENGINES if seed % 2 == 0 else ENGINES[::-1]:
+    for engine in engines if seed % 2 == 0 else engines[::-1]:
       train(engine, make, args, seed, write)
 
 

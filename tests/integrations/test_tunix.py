@@ -229,6 +229,17 @@ def test_nothing_is_compiled_for_what_is_remembered(model):
   assert sizes() == before
 
 
+def test_without_a_gamma_drafts_wait_until_they_cost_little(model):
+  rollout, texts = engine(model), toy_tunix.prompts(4, longest=8)
+  num_drafted = lambda: rollout.timed.statistics.num_drafted.sum()
+  first = rollout.generate(texts, Config(**GREEDY))
+  assert num_drafted() == 0
+  # As after a long training.
+  rollout._turns._spent = 1e9
+  assert is_same(rollout.generate(texts, Config(**GREEDY)), first)
+  assert num_drafted() > 0
+
+
 def test_a_policy_that_drafts_for_itself_drafts_with_its_new_weights():
   model, texts = toy_tunix.make('qwen3'), toy_tunix.prompts(4, longest=8)
   rollout = engine(model, drafter='quantized', bits=8, gamma=3)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice
+from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
@@ -24,6 +27,7 @@ from specdec_jax.drafters import Pool
 from specdec_jax.infer import decode_many
 from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.integrations.tunix import decoders, meshes
+from specdec_jax.integrations.tunix.turns import Turns
 from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
@@ -69,7 +73,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     it, see `meshes.of`; `rollout_config` counts for its `data_type`. Of more
     prompts than `batch_size`, the later ones take the places of finished ones;
     None decodes all of a call at once. There are as many rows as the mesh
-    divides, the last ones idle.
+    divides, the last ones idle. With a gamma all calls draft; without one,
+    those for which that was faster so far, see `turns.Turns`.
     """
     if told := sorted({*sampling_lib.NAMES, 'dtype'} & {*options}):
       raise ValueError(
@@ -102,6 +107,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     # Arrays cannot change: other weights are other arrays.
     self._read = _leaves(self._model)
     self._programs: dict[Any, Refill] = {}
+    is_auto = isinstance(self._decoder.choice.length, Auto)
+    self._turns = Turns() if is_auto else None
     self._num_calls = 0
     self.timed: Timed | None = None
 
@@ -253,7 +260,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     if batch_size < len(rows):
       num_fresh = divisible(-(-batch_size // 4))
     width, num_new = _width(rows, config), config.max_tokens_to_generate
-    decoder = self._decoder
+    drafts = self._turns is None or self._turns.drafts_next()
+    decoder = self._decoder if drafts else self._decoder.at(0)
 
     def pack(group: Sequence[int | None]) -> Prompt:
       prompt = prompts_lib.pack(
@@ -266,22 +274,14 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       ways = sampling_lib.of_rows([way] * len(group), len(group))
       return dataclasses.replace(prompt, sampling=ways)
 
-    key = batch_size, num_fresh, width, num_new, self._eos_ids(config)
-    if key not in self._programs:
-      method = dataclasses.replace(decoder.method, eos_id=key[-1])
-      program = Program(
-        method=method,
-        params=decoder.params,
-        prompt=pack([None] * num_fresh),
-        max_len=width + num_new,
-        places=functools.partial(mesh_lib.state_shardings, self._mesh),
-      )
-      whole = meshes.everywhere(self._mesh)
-      self._programs[key] = program.refill(batch_size, whole)
-      decode_many.warm_up(self._programs[key], decoder.params, program.prompt)
+    started = time.perf_counter()
+    programs = self._compiled(
+      decoder, config, pack([None] * num_fresh), batch_size
+    )
+    compiling = time.perf_counter() - started
     used, found = Utilisation(num_rows=batch_size), {}
     for i, output, _ in decode_many.decode(
-      self._programs[key],
+      programs,
       decoder.params,
       self._seed(config),
       range(len(rows)),
@@ -297,7 +297,30 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       utilisation=used,
       seconds=used.fill_seconds + used.loop_seconds,
     )
+    if self._turns is not None:
+      num_tokens = int(self.timed.statistics.num_tokens.sum())
+      self._turns.count(drafts, num_tokens, self.timed.seconds, compiling)
     return outputs
+
+  def _compiled(
+    self, decoder: Decoder, config: RolloutConfig, prompt: Prompt, num_rows: int
+  ) -> Refill:
+    """Compiles a decoder for so many rows, and prompts like this one."""
+    eos, shape = self._eos_ids(config), prompt.decoder_tokens.shape
+    max_len = shape[1] + config.max_tokens_to_generate
+    key = decoder.drafter.gamma, num_rows, shape, max_len, eos
+    if key not in self._programs:
+      program = Program(
+        method=dataclasses.replace(decoder.method, eos_id=eos),
+        params=decoder.params,
+        prompt=prompt,
+        max_len=max_len,
+        places=functools.partial(mesh_lib.state_shardings, self._mesh),
+      )
+      whole = meshes.everywhere(self._mesh)
+      self._programs[key] = program.refill(num_rows, whole)
+      decode_many.warm_up(self._programs[key], decoder.params, prompt)
+    return self._programs[key]
 
   def _tempered(
     self, rows: Sequence[np.ndarray], room: int, temperature: float
