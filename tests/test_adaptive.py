@@ -87,6 +87,7 @@ def test_decodes_have_the_target_s_distribution(name, rule):
   assert 0 < tested[2] < tested[1] < tested[0]
 
 
+@pytest.mark.slow
 def test_leaving_out_the_doubtful_token_is_caught():
   """The control: the same threshold, applied to the token that it drops."""
   whole = drafters.autoregressive(TARGET, gamma=3, logits_to_probs=TO_PROBS)
@@ -110,6 +111,7 @@ def test_leaving_out_the_doubtful_token_is_caught():
   assert result.report.is_rejected
 
 
+@pytest.mark.slow
 def test_without_a_reason_to_stop_it_drafts_as_the_fixed_gamma():
   prompt = toy.prompt([[1], [0, 2], [2, 1, 0]])
   whole = drafters.autoregressive(TARGET, gamma=3, logits_to_probs=TO_PROBS)

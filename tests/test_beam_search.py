@@ -169,6 +169,7 @@ def test_all_beams_are_all_sequences(alpha):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_beams', [1, 3, 81])
 def test_padding_ids_are_impossible_and_keep_their_share(num_beams):
   """They are likely ids of the model, and none of the vocabulary; what they
@@ -287,6 +288,7 @@ def test_beams_to_which_no_token_is_left_end_as_with_nan():
   assert [tokens for _, tokens in found(output, 2)] == [(0, 3, 1)]
 
 
+@pytest.mark.slow
 def test_caches_that_lose_their_identity_are_reordered_all_the_same():
   config = toy_t5.config(7)
   model, params = families.language_model(config), toy_t5.params(config, seed=5)

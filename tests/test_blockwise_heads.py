@@ -109,6 +109,7 @@ def test_output_is_greedy_decoding():
   assert 0 < accepted < int(state.statistics.num_tested.sum())
 
 
+@pytest.mark.slow
 def test_heads_read_the_state_that_made_the_last_token():
   """Every draft against teacher forcing of the finished text: whatever was
   accepted before, it comes from the position two before the next token."""
@@ -163,6 +164,7 @@ def test_targets_are_further_on_in_the_same_example():
   np.testing.assert_array_equal(weights, [[1, 0, 0, 1, 1, 0, 0, 0]])
 
 
+@pytest.mark.slow
 def test_a_step_trains_one_head_and_reads_the_next_texts(tmp_path):
   """The gradient of a step is nonzero for the drawn head alone, and the loss is
   that of this head's guesses."""

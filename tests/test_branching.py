@@ -12,7 +12,7 @@ from specdec_jax.base import Context, Params, Tree
 from specdec_jax.decoding import speculative, tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
-from tests import decoders, slow, toy, toy_eagle, toy_t5, toy_tree
+from tests import decoders, toy, toy_eagle, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.decoders import GREEDY
 
@@ -59,8 +59,9 @@ def asked_after_each_path(name: str, is_ranked: bool):
   return draft, {node: TO_PROBS(raw) for node, (raw, *_) in after.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_ranked', [True, False])
-@slow.parametrize('name', ['toy', 'Llama', 'eagle'], now=['toy', 'eagle'])
+@pytest.mark.parametrize('name', ['toy', 'Llama', 'eagle'])
 def test_children_follow_their_path_and_differ(name, is_ranked):
   draft, after = asked_after_each_path(name, is_ranked)
   left = dict(after)
@@ -76,6 +77,7 @@ def test_children_follow_their_path_and_differ(name, is_ranked):
   assert (draft.probs is None) == is_ranked
 
 
+@pytest.mark.slow
 def test_where_nothing_is_left_nothing_is_drawn():
   """Two tokens for three children: the third has no distribution."""
   chain, params, own, _ = chain_after_rows('toy')
@@ -136,6 +138,7 @@ def test_models_without_placements_draft_chains():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_by_paths', [False, True])
 def test_eagle_reads_the_features_of_the_path_that_was_accepted(is_by_paths):
   """In the loop they lay among those of all nodes, or in the row of its path.

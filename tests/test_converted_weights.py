@@ -143,6 +143,7 @@ def test_converted_weights_are_seen(name):
   assert converted_weights(name, 'prompt_lookup', bfloat16_params(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('prefix', ['rows_of_', 'float32_'])
 @pytest.mark.parametrize('name', MODELS)
 def test_a_single_row_reads_the_copies(name, prefix, monkeypatch):

@@ -42,10 +42,9 @@ def prompt_of(config):
   return toy.prompt(ROWS, width=3, encoder_rows=ROWS if is_t5 else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('has_copies', [False, True])
-@slow.parametrize(
-  'name', CONFIGS, now=['Llama', 'T5, tied', 'Llama, few tokens']
-)
+@pytest.mark.parametrize('name', CONFIGS)
 def test_logits_are_the_whole_models_at_the_tokens(name, has_copies):
   config = CONFIGS[name]
   params = params_of(config)
@@ -108,6 +107,7 @@ def test_greedy_decoding_is_the_targets_own(name):
   assert np.sum(wrong.statistics.num_accepted) < accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['Llama', 'T5, tied'])
 def test_sampled_drafts_are_of_the_draft_vocabulary(name):
   config = CONFIGS[name]
@@ -149,6 +149,7 @@ def write_ids(folder: str, text: str) -> None:
   (Path(folder) / 'draft_vocabulary.json').write_text(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [0.0, 0.8])
 def test_a_file_beside_the_weights_states_it(tmp_path, temperature):
   target = tiny.write_model(tmp_path / 'target', seed=1)
@@ -179,6 +180,7 @@ def test_a_file_beside_the_weights_states_it(tmp_path, temperature):
     assert plain[-1] == plain[-2]
 
 
+@pytest.mark.slow
 def test_beams_are_drafted_from_it(tmp_path):
   target = tiny.write_model(tmp_path / 'target', seed=1)
   draft = tiny.write_model(tmp_path / 'draft', seed=1)

@@ -66,6 +66,7 @@ def first_of(statistics) -> tuple[int, int]:
   )
 
 
+@pytest.mark.slow
 def test_first_guess_is_that_of_someone_who_knows_all_features():
   """Whatever was accepted before; its own guesses of features are not right."""
   rows, statistics = greedy_decode()
@@ -77,6 +78,7 @@ def test_first_guess_is_that_of_someone_who_knows_all_features():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', toy_eagle.BROKEN)
 def test_wrong_features_lower_alpha_and_change_no_token(name):
   rows, statistics = greedy_decode(toy_eagle.BROKEN[name])
@@ -85,6 +87,7 @@ def test_wrong_features_lower_alpha_and_change_no_token(name):
   assert accepted < 0.9 * tested
 
 
+@pytest.mark.slow
 def test_a_row_copies_or_drafts():
   """And nobody drafts for nobody: no step is taken when all rows copy."""
   target, chain = counting()
@@ -184,6 +187,7 @@ def test_a_reduced_vocabulary_is_lossless(options):
   assert 0 < accepted < result.statistics.num_tested.sum()
 
 
+@pytest.mark.slow
 def test_p_on_the_draft_vocabulary_is_caught():
   """As in the loss of some training code: alpha looks better, p is another."""
   result = check(sampling=TOP_3, renormalised=True)
@@ -258,6 +262,7 @@ def test_a_target_that_does_not_fit_is_refused(target, changes, message):
     families.bind(toy.llama_config(12, **sizes), config, width=2)
 
 
+@pytest.mark.slow
 def test_drafters_that_take_turns_need_one_gamma():
   _, chain = counting()
   with pytest.raises(ValueError, match='gamma 3'):

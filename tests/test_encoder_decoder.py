@@ -17,7 +17,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.sharding import mesh as mesh_lib
-from tests import slow, toy, toy_t5
+from tests import toy, toy_t5
 
 # Sizes that eight devices divide.
 V, MAX_LEN, EOS = 16, 20, 1
@@ -124,6 +124,7 @@ def test_rows_do_not_know_their_batch(way):
     assert decoded(output) == [rows[i] for i in row_ids]
 
 
+@pytest.mark.slow
 def test_encoder_padding_does_not_matter():
   prompt = prompt_of(range(32), encoder_width=15)
   output = generator('sampled')(weights(), prompt)
@@ -146,6 +147,7 @@ def test_greedy_is_plain_greedy():
   assert decoded(plain) == expected('greedy')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_unread', [1, 2, 3])
 def test_lone_row_is_fed_what_its_cache_lacks(num_unread):
   model = toy.compiled(toy_t5.model(V, num_layers=1, **SIZES))
@@ -180,10 +182,10 @@ def test_greedy_draft_looks_for_one_maximum():
   assert str(program).count('reduce_max') == 2
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('way', 'num_partitions'),
   [('greedy', 2), ('sampled', 2), ('sampled', 4), ('sampled', 8)],
-  now=[('sampled', 2)],
 )
 def test_every_mesh_gives_the_same_tokens(way, num_partitions):
   mesh = mesh_lib.make(num_partitions=num_partitions)

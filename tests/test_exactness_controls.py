@@ -5,7 +5,7 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
-from tests import broken, goodness_of_fit, toy, toy_tree, trial
+from tests import broken, goodness_of_fit, slow, toy, toy_tree, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -40,16 +40,26 @@ def _check_rejected(record_property, variant: str, broken_trial: trial.Trial):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize('variant', broken.VERIFY_FNS)
+@slow.parametrize(
+  'variant',
+  broken.VERIFY_FNS,
+  now=['resample from p', 'accept draw reused'],
+)
 def test_broken_rule_is_rejected(variant, record_property):
   broken_trial = _trial(verify_fn=broken.VERIFY_FNS[variant])
   _check_rejected(record_property, variant, broken_trial)
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize('variant', broken.DRAFTERS)
-@pytest.mark.parametrize(
-  'rule', [verification.speculative_sampling, verification.block_verification]
+@slow.parametrize(
+  'variant',
+  broken.DRAFTERS,
+  now=['argmax draft, softmax q', 'top-k draft, raw q'],
+)
+@slow.parametrize(
+  'rule',
+  [verification.speculative_sampling, verification.block_verification],
+  now=[verification.speculative_sampling],
 )
 def test_broken_drafter_is_rejected(variant, rule, record_property):
   broken_trial = _trial(
@@ -82,7 +92,11 @@ _BROKEN_TREES = {
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize('variant', _BROKEN_TREES)
+@slow.parametrize(
+  'variant',
+  _BROKEN_TREES,
+  now=['siblings seen', 'q not renormalised after a rejection'],
+)
 def test_broken_tree_is_rejected(variant, record_property):
   right = _trial(
     drafter=toy_tree.drafter(_TREE, is_sampled=True),
@@ -97,6 +111,7 @@ def test_the_drafter_behind_the_broken_ones_is_right():
   assert not trial.run(_trial(drafter=whole)).report.is_rejected
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize('num_fed', [2, 1])
 def test_missing_catch_up_shows_in_self_drafting(num_fed, record_property):

@@ -238,7 +238,7 @@ def _sampled(rule: str, settings: str) -> dict[str, Any]:
     pytest.param('block', _MIXED, marks=pytest.mark.proof),
     ('traversal', _MIXED),
   ],
-  now=[('speculative_sampling', 'min-p 0.4'), ('block', _MIXED)],
+  now=[('block', _MIXED)],
 )
 def test_every_way_of_sampling(rule, settings, record_property):
   check(
@@ -248,14 +248,14 @@ def test_every_way_of_sampling(rule, settings, record_property):
   )
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('rule', 'settings'),
   [
     (rule, settings)
     for rule in (*LOSSLESS, 'traversal')
     for settings in ('top-k 2', 'top-p 0.8', 'min-p 0.4', 'typical-p 0.6')
   ],
-  now=[('speculative_sampling', 'typical-p 0.6')],
 )
 def test_limits_of_the_first_position_alone_are_noticed(
   rule, settings, monkeypatch
@@ -275,6 +275,7 @@ def test_limits_of_the_first_position_alone_are_noticed(
   ).report.is_rejected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('rule', 'p_settings', 'q_settings'),
   [
@@ -316,6 +317,7 @@ def test_eos_and_ragged_limits_in_mid_block(rule, name, record_property):
   assert len(np.unique(result.statistics.num_tokens)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize('rule', LOSSLESS)
 def test_drafts_of_ragged_lengths(rule, record_property):
@@ -341,7 +343,8 @@ def test_drafts_of_ragged_lengths(rule, record_property):
   )
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('name', 'rule'),
   [
     ('uniform', 'speculative_sampling'),
@@ -351,7 +354,6 @@ def test_drafts_of_ragged_lengths(rule, record_property):
     ('likeliest tree', 'traversal'),
     ('tree', 'target_sample_walk'),
   ],
-  now=[('uniform', 'block'), ('tree', 'traversal')],
 )
 def test_a_target_that_is_not_a_number(name, rule, record_property):
   """What comes before is committed with the chances of plain decoding, which
@@ -388,6 +390,7 @@ def test_plain_decoding(record_property):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'rule', 'key_impl'),
   [
@@ -411,6 +414,7 @@ def test_keys_of_other_kinds(name, rule, key_impl, record_property):
   )
 
 
+@pytest.mark.slow
 def test_64_bit_types(record_property):
   drafter, params = _drafter('prompt_lookup', 2)
   with jax.enable_x64(True):

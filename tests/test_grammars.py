@@ -134,7 +134,8 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
   assert np.sum(result.statistics.num_accepted) > 0
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('name', 'variant'),
   [
     *(('chain', x) for x in ('blind', 'previous')),
@@ -142,7 +143,6 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
     *(('tree', x) for x in ('blind', 'previous')),
     ('copies', 'previous'),
   ],
-  now=[('chain', 'blind'), ('chain', 'previous')],
 )
 def test_masks_of_other_states_are_noticed(name, variant, monkeypatch):
   whole = grammars._masked
@@ -165,6 +165,7 @@ def test_masks_of_other_states_are_noticed(name, variant, monkeypatch):
   assert report.verdict == 'REJECTED'
 
 
+@pytest.mark.slow
 def test_guesses_that_depend_on_what_is_drawn_are_noticed(monkeypatch):
   """Where a token may not come, a guess in its place is no draw from q."""
   whole = grammars.guided

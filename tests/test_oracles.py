@@ -48,6 +48,7 @@ def _plain_rows(name: str, way: str):
   return plain(target, Params(params), _prompt(), to_probs=to_probs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter',
   [
@@ -126,6 +127,7 @@ def test_greedy_speculation_is_plain_greedy_in_every_family(family):
   assert rows(others) == [expected[i] for i in order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'rule'),
   [*(('toy', rule) for rule in decoders.RULES), ('llama', 'block')],
@@ -153,6 +155,7 @@ def test_self_drafting_accepts_everything(name, rule):
       np.testing.assert_allclose(counters.accept_prob, tested, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_log_probs_are_the_targets_own(name):
   """Before temperature and top-k, teacher-forced, 0 for the prompt."""
@@ -259,6 +262,7 @@ def test_row_that_is_done_from_the_start_commits_nothing():
   _check_counters(output, PREFIXES)
 
 
+@pytest.mark.slow
 def test_steps_after_the_end_change_nothing_that_is_committed():
   state, take_step = _stepper('autoregressive')
   while not state.done.all():
@@ -290,6 +294,7 @@ def _stepper(name: str):
   return state, functools.partial(jax.jit(step), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['prompt_lookup', 'autoregressive'])
 def test_steps_are_the_run(name):
   state, take_step = _stepper(name)
@@ -319,7 +324,9 @@ def _poison(table, where):
   return {'table': table['table'].at[where].set(jnp.nan)}
 
 
-@pytest.mark.parametrize('name', ['prompt_lookup', 'uniform', 'autoregressive'])
+@slow.parametrize(
+  'name', ['prompt_lookup', 'uniform', 'autoregressive'], now=['autoregressive']
+)
 def test_nan_in_the_target_stops_the_row_there(name):
   """After tokens 2, 1 the target returns NaN, for one next token even."""
   params = Params(TARGET_PARAMS, ROWS[name].make_params())
@@ -340,15 +347,14 @@ def test_nan_in_the_target_stops_the_row_there(name):
   _check_counters(output, PREFIXES * 4)
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   'rule',
   [*decoders.RULES, 'top_beta', 'lenient'],
-  now=['speculative_sampling', 'block'],
 )
-@slow.parametrize(
+@pytest.mark.parametrize(
   'name',
   ['prompt_lookup', 'uniform', 'autoregressive'],
-  now=['prompt_lookup', 'autoregressive'],
 )
 def test_nan_stops_the_rows_that_it_stops_in_plain_decoding(name, rule):
   """Not where it follows an EOS, or what would exceed a row's limit."""
@@ -386,6 +392,7 @@ def test_nan_in_the_drafter_stops_the_row_there():
   _check_counters(output, PREFIXES * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', ['speculative_sampling', 'block'])
 def test_nan_in_the_drafter_beyond_an_eos_stops_nothing(rule):
   drafter = ROWS['autoregressive'].make(3)
@@ -396,6 +403,7 @@ def test_nan_in_the_drafter_beyond_an_eos_stops_nothing(rule):
   np.testing.assert_array_equal(output.has_nan, is_first)
 
 
+@pytest.mark.slow
 def test_nan_everywhere_commits_nothing_at_all():
   bad = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), LLAMA_PARAMS)
   for output in (
@@ -413,6 +421,7 @@ def test_nan_everywhere_commits_nothing_at_all():
     assert np.sum(output.statistics.num_target_runs) == 0
 
 
+@pytest.mark.slow
 def test_lenience_commits_more_a_run():
   params = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=2))
   drafter = _self_drafter('toy', 3, SAMPLED)
@@ -475,6 +484,7 @@ def test_decoder_only_model_refuses_encoder_tokens():
     LLAMA.init(LLAMA_PARAMS, prompt, 24)
 
 
+@pytest.mark.slow
 def test_draft_longer_than_what_is_left_writes_nowhere_else():
   """Blocks that run over max_len, next to rows that do not."""
 

@@ -137,10 +137,10 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
   assert 0 < accepted < np.sum(result.statistics.num_tested)
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('rule', 'variant'),
   [(*rule, variant) for rule in _ALL for variant in ('blind', 'late')],
-  now=[('speculative_sampling', 'blind'), ('block_verification', 'late')],
 )
 def test_each_notices_what_is_wrong(rule, variant, monkeypatch):
   """Drafts that are not seen, and positions that are not processed."""
@@ -241,6 +241,7 @@ def test_a_row_depends_on_its_own_settings_alone(rule):
     np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [0, 1])
 def test_a_row_to_which_no_token_is_left_ends_as_with_nan(temperature):
   never = [[2, token] for token in range(V)]

@@ -141,6 +141,7 @@ def several(tokens, gamma: int, count: int, max_ngram: int, min_ngram: int):
   return (found + found[:1] * count)[:count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('gamma', 'count', 'max_ngram', 'min_ngram'),
   [(1, 4, 3, 1), (4, 2, 1, 1), (5, 3, 3, 2), (30, 2, 2, 1)],

@@ -131,6 +131,7 @@ def test_turns_decode_as_one_prompt(monkeypatch, way, num_rows):
   assert state.statistics.num_drafted.sum() > 0
 
 
+@pytest.mark.slow
 def test_eagle_reads_again_what_was_taken_back():
   # An entry of the real network has read the token after it.
   config = toy.llama_config(8)

@@ -131,6 +131,7 @@ def test_every_draft_gives_the_beams_of_beam_search(
     assert saved > 20
 
 
+@pytest.mark.slow
 def test_beams_that_are_processed_are_the_same():
   prompt, settings = prompt_of(), {'num_beams': 2, 'alpha': 0.6}
   way = Processing(presence_penalty=1.5, no_repeat_ngram_size=2)
@@ -148,6 +149,7 @@ def test_beams_that_are_processed_are_the_same():
 none = functools.cache(beams.none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_beams', [1, 4])
 def test_a_perfect_draft_saves_all_calls_that_can_be_saved(num_beams):
   """The levels are as wide as the beam: they are the live sequences."""
@@ -176,6 +178,7 @@ def repeating() -> dict:
   return {'table': jnp.asarray(table, jnp.float32)}
 
 
+@pytest.mark.slow
 def test_copies_save_calls_where_text_repeats_and_none_are_narrow():
   rows = [[2, 3, 4, 2, 3, 5, 6, 7, 5, 6, 0], [0]]
   prompt = toy.prompt(rows, max_lengths=[20, 12])
@@ -199,6 +202,7 @@ def with_nan(*paths) -> dict:
   return {'table': jnp.asarray(table)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_beams', [1, 4])
 def test_not_a_number_stops_its_row_at_the_same_step(num_beams):
   prompt, settings = prompt_of(), {'num_beams': num_beams, 'alpha': 0.6}
@@ -229,7 +233,8 @@ NETWORKS = [
 ]
 
 
-@slow.parametrize('name', NETWORKS, now=['llama, later'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NETWORKS)
 def test_every_network(name):
   """With real attention: entries of the prompt, of steps and of drafts."""
   model, make_params = models.ROWS[name]
@@ -248,6 +253,7 @@ def test_every_network(name):
   assert_same(alone, expected)
 
 
+@pytest.mark.slow
 def test_less_capacity_where_few_tokens_are_new():
   rows = [[2, 3] * 6, [4], [5, 6, 7]]
   limited = toy.prompt(rows, max_lengths=[len(row) + 4 for row in rows])
@@ -285,10 +291,12 @@ def differs(drafter=None, model=TOY) -> bool:
   return not all(found)
 
 
+@pytest.mark.slow
 def test_what_is_right_does_not_differ():
   assert not differs()
 
 
+@pytest.mark.slow
 def test_a_replay_that_goes_on_without_a_live_sequence_is_seen(monkeypatch):
   """The sequence that was not drafted is taken for some node that was."""
   find = speculative_beams._find
@@ -301,6 +309,7 @@ def test_a_replay_that_goes_on_without_a_live_sequence_is_seen(monkeypatch):
   assert differs()
 
 
+@pytest.mark.slow
 def test_a_replay_that_looks_at_tokens_alone_is_seen(monkeypatch):
   """A node of another parent has the same token."""
   find = speculative_beams._find
@@ -316,6 +325,7 @@ def test_a_replay_that_looks_at_tokens_alone_is_seen(monkeypatch):
   assert differs()
 
 
+@pytest.mark.slow
 def test_siblings_that_are_seen_are_seen(monkeypatch):
   """Children see the entries of all nodes above, not of their own alone."""
   below = beam_trie.below
@@ -340,6 +350,7 @@ def test_entries_of_another_beam_are_seen(monkeypatch):
   assert differs(none(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', broken.WITH_TREES)
 def test_models_that_are_wrong_about_tries_are_seen(name):
   assert differs(model=broken.WITH_TREES[name](TOY))

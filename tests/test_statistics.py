@@ -80,6 +80,7 @@ def test_run_of_one_position_is_short():
   assert counters.num_tested == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', ['uniform', 'prompt_lookup', 'autoregressive', 'tree']
 )
@@ -149,6 +150,7 @@ def test_counters_are_the_sum_of_the_steps(name):
     assert np.sum(counters.num_short_runs) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['uniform', 'tree'])
 def test_acceptance_probability_has_the_expectation_of_acceptance(name):
   """With 8,000 rows, alpha by counting and by probabilities agree."""

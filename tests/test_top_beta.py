@@ -210,6 +210,7 @@ def greedy_rows() -> list[list[int]]:
   return decoders.rows(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('batch_size', [1, 32])
 def test_strict_is_greedy(batch_size):
   strict = generator(STRICT)(weights(), prompt_of(range(batch_size)))
@@ -220,6 +221,7 @@ def test_strict_is_greedy(batch_size):
     assert 0 < accepted < int(strict.statistics.num_tested.sum())
 
 
+@pytest.mark.slow
 def test_strict_is_the_rule_greedy():
   """Beta 1 and `greedy` are one rule, whatever tau says."""
   rng = np.random.default_rng(3)
@@ -239,6 +241,7 @@ def test_strict_is_the_rule_greedy():
     np.testing.assert_array_equal(first.next_token, second.next_token)
 
 
+@pytest.mark.slow
 def test_tokens_per_iteration_grow_with_beta_and_tau():
   per_iteration = [decoded(setting)[1] for setting in (STRICT, *SETTINGS)]
   assert np.all(np.diff(per_iteration) > 0), per_iteration
@@ -263,6 +266,7 @@ def test_every_token_is_within_beta_and_tau(setting):
   assert relaxed > 20
 
 
+@pytest.mark.slow
 def test_each_correction_is_the_likeliest():
   """Step by step: what was not drafted is the target's argmax."""
   setting = SETTINGS[-1]

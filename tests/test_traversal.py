@@ -13,7 +13,7 @@ from specdec_jax.base import Draft, Tree
 from specdec_jax.verification import target_walk
 from specdec_jax.verification.block import decide as decide_block
 from specdec_jax.verification.traversal import decide as decide_tree
-from tests import broken, integrate, integrate_trees, slow, toy_tree
+from tests import broken, integrate, integrate_trees, toy_tree
 from tests.proof_report import record
 from tests.test_exactness_rules import ERROR_BOUND, KINDS
 
@@ -44,8 +44,9 @@ def _tables(shape: Tree, kind: str, count: int) -> list[integrate.Tree]:
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.proof
-@slow.parametrize('name', SHAPES, now=['(2)', '(2, 1)', 'bent'])
+@pytest.mark.parametrize('name', SHAPES)
 def test_traversal_has_the_targets_distribution(name, record_property):
   shape, largest, num_tables = SHAPES[name], 0.0, 0
   for kind in KINDS:
@@ -157,7 +158,8 @@ def test_traversal_of_a_chain_is_block_verification(gamma, is_one_hot):
   assert 0 < np.mean(is_accepted) < 1
 
 
-@slow.parametrize('name', ['(3)', '(2, 2)', 'bent'], now=['bent'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['(3)', '(2, 2)', 'bent'])
 def test_the_walk_ends_at_the_deepest_node_that_was_drawn(name):
   """Among few tokens, so that siblings and whole paths are often equal."""
   shape, num_rows = SHAPES[name], 400

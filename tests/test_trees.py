@@ -86,6 +86,7 @@ def test_the_walk_gives_the_tokens_of_plain_decoding(name, way):
     np.testing.assert_array_equal(counters.num_drafted, drafted)
 
 
+@pytest.mark.slow
 def test_rows_without_a_draft_cost_one_position():
   """Rows of one length, which abstain at once: those runs are short."""
   prompt = toy.prompt(
@@ -132,6 +133,7 @@ def test_a_tree_without_branches_is_a_chain():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'walk'),
   [('sampled', 'traversal'), ('abstains', 'target_sample_walk')],
@@ -187,6 +189,7 @@ def test_nan_stops_the_rows_that_it_stops_in_plain_decoding():
   assert np.isfinite(output.log_probs).all()
 
 
+@pytest.mark.slow
 def test_nan_of_a_sibling_that_was_drafted_is_seen():
   """Wherever it stands in the tree."""
   table = PARAMS.drafter['table'].at[2, 1].set(np.nan)
@@ -258,7 +261,8 @@ def _family(name: str):
   return toy_gemma.model(config), toy_gemma.params(config, seed=1)
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('name', 'way'),
   [
     ('Llama', 'greedy'),
@@ -267,7 +271,6 @@ def _family(name: str):
     ('Gemma 3', 'sampled'),
     ('T5Gemma', 'greedy'),
   ],
-  now=[('Llama, later', 'sampled')],
 )
 def test_the_walk_gives_plain_tokens_in_the_real_networks(name, way):
   """Ragged rows of the encoder and of the decoder; windows that are outgrown,

@@ -10,11 +10,11 @@ import pytest
 
 from specdec_jax import base, trees
 from specdec_jax.models import attention, kv_cache
-from tests import toy
+from tests import slow, toy
 from tests.contracts.table_of_models import (
   PREFIXES,
+  ROWS,
   compiled,
-  every_model,
   prompt_of,
   tokens_of,
 )
@@ -156,7 +156,7 @@ def logits_of(name: str, *, row: int | None = None):
   return np.stack([of_text, of_tree])
 
 
-@every_model
+@slow.parametrize('name', ROWS, now=['Gemma 3'])
 def test_every_model_reads_blocks(name, monkeypatch):
   jax.clear_caches()
   expected = logits_of(name)

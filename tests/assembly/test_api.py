@@ -115,6 +115,7 @@ def test_nothing_is_compiled_twice(decoder, completions, compiled_events):
   assert compiled_events == []
 
 
+@pytest.mark.slow
 def test_batches_have_few_sizes(decoder, completions, compiled_events):
   generate(decoder, TEXTS, batch_size=4)
   compiled_events.clear()
@@ -534,6 +535,7 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
     generate(decoder, ['ab'])
 
 
+@pytest.mark.slow
 def test_auto_gamma_decodes_the_first_texts_with_several(
   folder, tmp_path, monkeypatch, caplog
 ):

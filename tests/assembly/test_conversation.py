@@ -56,6 +56,7 @@ def test_ten_turns_are_ten_long_prompts(decoder, chat):
   assert [each.tokens for each in answers] == whole(decoder, *asked)
 
 
+@pytest.mark.slow
 def test_a_long_conversation_may_begin_again(monkeypatch, decoder):
   monkeypatch.setattr(conversation, '_ROOM', 64)
   chat = specdec_jax.Conversation(decoder, max_new_tokens=NUM_NEW)

@@ -91,7 +91,9 @@ def folder(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
-@pytest.fixture(params=ADDED)
+@pytest.fixture(
+  params=['block_parallel', pytest.param('medusa', marks=pytest.mark.slow)]
+)
 def added(request, folder, monkeypatch) -> Added:
   """The rows, and a network of random weights beside the target."""
   made = ADDED[request.param]

@@ -162,6 +162,7 @@ def test_classes_of_a_pattern_are_of_ascii(pattern, texts, others):
   assert not any(map(matches, others))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_rows_of_one_batch_follow_their_own_grammars(decoder, temperature):
   texts = ['the in ab', 'ab', 'in the the', 'the']
@@ -199,6 +200,7 @@ def test_what_is_forced_takes_fewer_runs(folder, decoder):
   assert runs[1] * 1.3 < runs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'more',
   [{'min_new_tokens': 6}, {'suppress_tokens': [2], 'temperature': [0, 1]}],
@@ -212,6 +214,7 @@ def test_settings_that_leave_no_token_are_told(decoder, more):
     next(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_processors_that_leave_no_token_are_told_too(decoder, temperature):
   most = [i for i in range(decoder.target.vocab_size) if i not in (5, 2)]

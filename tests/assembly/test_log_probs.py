@@ -88,6 +88,7 @@ def test_all_kinds_of_tokens_have_those_of_the_loop(
   assert min(kinds[kind] for kind in ('accepted', 'correction', 'bonus')) > 0
 
 
+@pytest.mark.slow
 def test_the_likeliest_are_those_of_one_call(folder):
   """Against a forward of whole texts, sorted by numpy."""
   decoder = specdec_jax.load(folder, drafter='none', **{**WAY, 'top_k': None})

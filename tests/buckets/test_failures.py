@@ -170,6 +170,7 @@ def test_an_array_that_the_server_refuses(server, bucket, monkeypatch):
   assert raised.value.filename == f'{bucket}/checkpoint_1'
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_for_a_while(server, bucket, tmp_path):
   """A command waits for it, and ends well."""
   user_path(

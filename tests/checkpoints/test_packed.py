@@ -15,7 +15,6 @@ from specdec_jax.assembly import models
 from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import formats, loading, model_file
 from specdec_jax.models import quantized
-from tests import slow
 from tests.cli import tiny
 
 CONFIGS = {
@@ -39,11 +38,11 @@ def assert_same(actual, expected):
   jax.tree.map(same, actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('to', WRITTEN)
-@slow.parametrize(
+@pytest.mark.parametrize(
   ('name', 'weights'),
   [(n, w) for n in CONFIGS for w in ('int8', 'int4', 'int4:8', 'int3')],
-  now=[('llama', 'int8'), ('t5', 'int4:8')],
 )
 def test_what_is_read_is_what_was_written(tmp_path, to, name, weights):
   """In another dtype, too, and as shapes before anything is read."""

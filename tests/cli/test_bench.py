@@ -6,7 +6,6 @@ import pytest
 
 from specdec_jax.cli.commands.measuring import bench as bench_command
 from specdec_jax.launch import progress
-from tests import slow
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
@@ -104,6 +103,7 @@ def test_the_table_names_what_was_compared(run):
   assert 'yes, 163 tokens' in compared
 
 
+@pytest.mark.slow
 def test_nothing_drafted_is_nothing_lost(bench, tmp_path):
   """No token of a prompt of one can stand in it before."""
   path = tmp_path / 'figures.json'
@@ -131,6 +131,7 @@ def test_nothing_drafted_is_nothing_lost(bench, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_sampled_figures_on_standard_output(bench):
   bias = '{(3, 4): -1.0}'
   result = bench(*SAMPLED, '--sequence_bias', bias)
@@ -144,6 +145,7 @@ def test_sampled_figures_on_standard_output(bench):
   assert (figures['drafter'], figures['temperature']) == ('uniform', 0.9)
 
 
+@pytest.mark.slow
 def test_a_gamma_that_varies_is_timed_by_what_it_drafted(bench, model):
   options = ('--json', '-', '--draft_model', model, '--adaptive', 'heuristic')
   result = bench(*options, '--batch_size', '1', '--plain_dtypes', 'float32')
@@ -154,6 +156,7 @@ def test_a_gamma_that_varies_is_timed_by_what_it_drafted(bench, model):
   assert figures['predicted_speedup'] > 0
 
 
+@pytest.mark.slow
 def test_logits_that_are_no_numbers_are_reported(bench, make_model):
   model = make_model('burst', change=tiny.burst)
   assert_refused(bench(*SAMPLED, '--model', model), '(NaN)')
@@ -165,10 +168,10 @@ def test_the_figures_go_nowhere_else(run, tmp_path):
   assert_refused(result, f'cannot write --json {path}')
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('drafter', 'gammas'),
   [('prompt_lookup', '0 3 11 23'), ('uniform', '0 1 3 7')],
-  now=[('uniform', '0 1 3 7')],
 )
 def test_auto_gamma_is_measured_first(
   bench, tmp_path, drafter, gammas, monkeypatch

@@ -28,6 +28,7 @@ def test_a_t5_speculates_as_it_decodes_plainly(run):
   assert drafted == expected
 
 
+@pytest.mark.slow
 def test_simulated_figures_say_so_everywhere(run, model, tmp_path):
   path = tmp_path / 'figures.json'
   result = run(

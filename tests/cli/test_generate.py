@@ -37,6 +37,7 @@ def plain(generate):
   return _PLAIN
 
 
+@pytest.mark.slow
 def test_models_whose_logits_are_padded_differently(generate, make_model):
   wide = make_model('wide', vocab_size=len(tiny.make_tokens()) + 7)
   wider = make_model('wider', vocab_size=len(tiny.make_tokens()) + 9)
@@ -170,6 +171,7 @@ def test_the_text_is_that_of_the_json(generate, tmp_path):
   assert generate('--batch_size', '3', '--trace', path).out == out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'sampling',
   [(), ('--temperature', '0.9', '--top_k', '60', '--top_p', '0.95')],
@@ -215,7 +217,8 @@ def test_no_drafter_changes_greedy_tokens(
     assert {record['statistics']['alpha'] for record in drafted} == {1.0}
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   'options',
   [
     ('threshold', '--min_prob', '0.1'),
@@ -223,7 +226,6 @@ def test_no_drafter_changes_greedy_tokens(
     ('estimate', '--draft_cost', '0.2'),
   ],
   ids=lambda options: options[0],
-  now=[('heuristic',)],
 )
 def test_a_gamma_that_varies_changes_no_greedy_token(
   generate, plain, make_model, options
@@ -243,6 +245,7 @@ def test_a_gamma_that_varies_changes_no_greedy_token(
   assert runs < proposed < 6 * runs
 
 
+@pytest.mark.slow
 def test_min_p_of_one_leaves_the_likeliest(generate, plain):
   batched = ('--json', '-', '--batch_size', '8', '--temperature', '1')
   sampled = generate(*batched).records()
@@ -251,6 +254,7 @@ def test_min_p_of_one_leaves_the_likeliest(generate, plain):
   assert [r['tokens'] for r in found] == [r['tokens'] for r in plain]
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing(generate, tmp_path):
   expected = generate('--json', '-').records()
   options = ('--json', '-', '--batch_size', '4', '--num_devices')
@@ -309,6 +313,7 @@ def test_the_system_speaks_first(generate):
   assert told['tokens'] == written['tokens']
 
 
+@pytest.mark.slow
 def test_samples_of_a_prompt_are_draws_of_their_own(generate):
   options = ('--json', '-', '--temperature', '1', '--seed', '7')
   records = generate(
@@ -335,6 +340,7 @@ def test_bfloat16_decodes(generate):
   assert [r['log_probs'] for r in rounded] != [r['log_probs'] for r in exact]
 
 
+@pytest.mark.slow
 def test_lenience_accepts_more(generate):
   options = ('--drafter', 'uniform', '--gamma', '1', '--temperature', '1')
 

@@ -30,7 +30,6 @@ from specdec_jax.measure import trials
 from specdec_jax.models import families, presets
 from specdec_jax.text import tasks
 from specdec_jax.theory import gamma_trials
-from tests import slow
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, gin_file, predictions, records, result
@@ -193,6 +192,7 @@ def test_a_finished_run_is_not_repeated(once, run, t5, task):
     stated.unlink()
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_before_its_first_result(run, t5, task, tmp_path):
   bindings = {'device_mesh__num_devices': 8, 'Decoding__batch_size': 9}
   assert_refused(run(*argv(t5, task, tmp_path, **bindings)), 'batch of 9')
@@ -281,6 +281,7 @@ def test_two_shards_merged_are_one_run(once, run, t5, task, tmp_path):
   assert_refused(run('merge', tmp_path), 'already exists')
 
 
+@pytest.mark.slow
 def test_refilled_rows_decode_what_fixed_batches_do(
   once, run, t5, task, tmp_path
 ):
@@ -304,6 +305,7 @@ def test_refilled_rows_decode_what_fixed_batches_do(
   assert share(refilled) > 1.3 * share(fixed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sizes', [{}, {'refill_size': 32}, {'num_devices': 2}])
 def test_a_batch_has_no_more_rows_than_there_are(
   once, run, t5, tmp_path, sizes
@@ -318,7 +320,8 @@ def test_a_batch_has_no_more_rows_than_there_are(
   assert int(done.err.split('rows used ')[1].split('%')[0]) > 50
 
 
-@slow.parametrize('forgets', [False, True], now=[False])
+@pytest.mark.slow
+@pytest.mark.parametrize('forgets', [False, True])
 def test_what_a_run_copies_does_not_depend_on_restarts(
   forgets, run, t5, task, tmp_path, monkeypatch
 ):
@@ -361,6 +364,7 @@ def test_what_a_run_copies_does_not_depend_on_restarts(
   assert sum(drafted[8:]) / 3 > 1.5 * sum(drafted[:8])
 
 
+@pytest.mark.slow
 def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
   done = run(
     *argv(
@@ -381,6 +385,7 @@ def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
   assert all(each['target_runs'] == -(-each['tokens'] // 5) for each in aux)
 
 
+@pytest.mark.slow
 def test_a_gamma_that_nobody_gives(run, t5, task, tmp_path, monkeypatch):
   """Plain in a short job; measured in the first chunk of a long one, whose mark
   tells; and from the first example on in later jobs. Tokens are sampled, and
@@ -436,6 +441,7 @@ def test_a_gamma_that_nobody_gives(run, t5, task, tmp_path, monkeypatch):
   assert 'has to give 3.90' in told
 
 
+@pytest.mark.slow
 def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
   """Refilled rows among others' drafts, and the heuristic's first limit, 5."""
   done = run(
@@ -458,6 +464,7 @@ def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
   assert [each['target_runs'] for each in aux] == runs
 
 
+@pytest.mark.slow
 def test_a_drafter_that_the_mesh_does_not_divide(once, run, t5, task, tmp_path):
   """Four chips share the target's four heads; three of the drafter's are on
   every chip."""
@@ -608,6 +615,7 @@ def test_examples_have_settings_of_their_own(once, run, t5, task, tmp_path):
   assert_refused(run(*long), "min_new_tokens 999 exceeds TASK_FEATURE_LENGTHS'")
 
 
+@pytest.mark.slow
 def test_examples_have_temperatures_of_their_own(once, run, t5, task, tmp_path):
   path, lines = tmp_path / 'own.jsonl', records(task)
   for line in lines[::2]:
@@ -686,6 +694,7 @@ def test_features_of_a_seqio_task_are_settings(once, run, t5, task, tmp_path):
   assert all(re.fullmatch(regexes[2], x) for x in found[0][2::4])
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_numbers_are_counted(
   run, make_model, prompts_file, tmp_path
 ):
@@ -706,6 +715,7 @@ def test_logits_that_are_not_numbers_are_counted(
   assert (again.status, 'complete already' in again.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_the_batch(once, run, t5, task, tmp_path):
   sampled = {
     'Decoding__temperature': 1.0,

@@ -11,7 +11,6 @@ pytest.importorskip('tensorstore')
 
 from specdec_jax.infer import output
 from specdec_jax.text import vocabulary_files
-from tests import slow
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs
 from tests.cli.infer_runs import argv, gin_file, records
@@ -130,6 +129,7 @@ def test_scores_of_targets_are_those_of_t5x(infer, golden):
   assert set(lines[0]) == {'inputs', 'score', 'aux'}
 
 
+@pytest.mark.slow
 def test_samples_are_rows_of_their_own(infer):
   """Sample i of example j has the random stream of row 3 j + i."""
   lines = records(infer(**SAMPLES))
@@ -147,7 +147,8 @@ def test_samples_are_rows_of_their_own(infer):
   assert single[0]['aux']['scores'] == single[0]['aux']['log_prob']
 
 
-@slow.parametrize('way', WAYS, now=['beams'])
+@pytest.mark.slow
+@pytest.mark.parametrize('way', WAYS)
 def test_a_restart_and_shards_give_the_same_bytes(
   way, infer, run, t5, task, tmp_path, monkeypatch
 ):
@@ -183,7 +184,8 @@ def test_a_restart_and_shards_give_the_same_bytes(
   assert merged.read_bytes() == whole.read_bytes()
 
 
-@slow.parametrize('way', ['beams', 'score'], now=['beams'])
+@pytest.mark.slow
+@pytest.mark.parametrize('way', ['beams', 'score'])
 def test_a_mesh_changes_nothing(way, infer):
   mesh = {'device_mesh__num_devices': 'None', 'device_mesh__num_partitions': 2}
   split, alone = (records(infer(**WAYS[way], **more)) for more in (mesh, {}))

@@ -35,6 +35,7 @@ def beside(bare):
   )
 
 
+@pytest.mark.slow
 def test_sizes_and_vocabulary_of_a_bare_checkpoint(run, bare, beside):
   usual = ('--max_new_tokens', '6', '--prompt', 'the cat', '--json', '-')
   call = lambda *given: run('generate', '--model', bare, *usual, *given)

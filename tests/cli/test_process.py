@@ -14,7 +14,7 @@ from importlib import metadata
 import pytest
 
 from specdec_jax.trace import storage
-from tests import children, slow
+from tests import children
 from tests.cli.tiny import begun, without_styles
 
 
@@ -101,6 +101,7 @@ def test_an_interrupt_leaves_whole_lines(start, model, many_prompts, tmp_path):
   assert len(traced.rows) >= len(records)
 
 
+@pytest.mark.slow
 def test_an_interrupt_does_not_wait_for_a_compiled_decode(
   start, make_model, tmp_path
 ):
@@ -126,6 +127,7 @@ def test_an_interrupt_does_not_wait_for_a_compiled_decode(
   assert read_all([err])[0].endswith('specdec: interrupted\r\n')
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves(start, model, many_prompts):
   process = start('generate', '--model', model, '--prompts', many_prompts,
                   '--max_new_tokens', '8')  # fmt: skip
@@ -135,6 +137,7 @@ def test_a_reader_that_leaves(start, model, many_prompts):
   assert process.stderr.read() == b''
 
 
+@pytest.mark.slow
 def test_a_closed_standard_output(start, model):
   """Else its text would be lost, and the next open file take its number."""
   process = start(
@@ -146,7 +149,8 @@ def test_a_closed_standard_output(start, model):
   assert b'standard output is closed' in err
 
 
-@slow.parametrize('command', ['doctor', 'convert', 'chat'], now=['chat'])
+@pytest.mark.slow
+@pytest.mark.parametrize('command', ['doctor', 'convert', 'chat'])
 def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
   if any('cuda' in each.name for each in metadata.distributions()):
     pytest.skip('it is installed')
@@ -169,6 +173,7 @@ def test_libtpu_is_silent_on_a_machine_without_tpus(start, environment, model):
   assert (process.returncode, err) == (0, b'')
 
 
+@pytest.mark.slow
 def test_an_encoding_that_lacks_characters(start, environment, model):
   environment['PYTHONIOENCODING'] = 'ascii'
   usual = ('--model', model, '--prompt', 'é', '--max_new_tokens', '8')
@@ -208,7 +213,8 @@ def run_on_terminal(start, *argv, has_output=True):
   return shown
 
 
-@slow.parametrize('prompts', ['one', 'several', 'batch'], now=['one', 'batch'])
+@pytest.mark.slow
+@pytest.mark.parametrize('prompts', ['one', 'several', 'batch'])
 def test_a_terminal_sees_colours_and_progress(start, model, tmp_path, prompts):
   path, json_path = tmp_path / 'prompts.txt', tmp_path / 'out.jsonl'
   lines = ['the in the in'] + ['ab ab ab'] * (prompts != 'one')
@@ -239,6 +245,7 @@ def test_a_terminal_sees_colours_and_progress(start, model, tmp_path, prompts):
   assert f'{num_tokens} tokens in ' in last_line
 
 
+@pytest.mark.slow
 def test_a_watched_run_keeps_its_output_in_the_pipe(start, model, tmp_path):
   """A progress bar must not carry off what is printed beside it."""
   path, json_path = tmp_path / 'prompts.txt', tmp_path / 'out.jsonl'

@@ -119,6 +119,7 @@ def test_texts_are_those_of_generate(
     stated.unlink()
 
 
+@pytest.mark.slow
 def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
   out = tmp_path / 'out'
   done = rewrite(out, '--temperature', '0', '1.5')

@@ -134,6 +134,7 @@ def test_a_row_ends_with_the_string(generate, model, tmp_path, drafter):
     assert any(len(r['tokens']) % 6 for r in found if r['stop'])
 
 
+@pytest.mark.slow
 def test_nan_behind_the_string_ends_nothing(model):
   plain = specdec_jax.load(model, drafter='none')
   decode = lambda decoder, **how: next(
@@ -165,6 +166,7 @@ def test_nan_behind_the_string_ends_nothing(model):
     decode(drafted)
 
 
+@pytest.mark.slow
 def test_sampled_rows_keep_their_draws(generate):
   options = ('--temperature', '1', '--seed', '3', '--batch_size', '8')
   whole = generate(*options)

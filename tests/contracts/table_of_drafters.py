@@ -279,12 +279,10 @@ every_drafter = slow.parametrize(
     'suffix',
     'bigram, sampled',
     'continuations',
-    'uniform',
     'spec_drafter',
     'autoregressive',
     'quantized',
     'branching',
     'eagle',
-    'adaptive, heuristic',
   ],
 )

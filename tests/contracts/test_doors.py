@@ -344,7 +344,7 @@ def _keep_small_programs(monkeypatch):
 @slow.parametrize(
   'name',
   DRAFTERS,
-  now=['none', 'prompt_lookup', 'model', 'quantized'],
+  now=['none', 'model'],
 )
 def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   case = case_of_drafter(name)
@@ -360,7 +360,8 @@ def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   )
 
 
-@slow.parametrize('name', TREE_OPTIONS, now=['model'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TREE_OPTIONS)
 def test_all_doors_draft_the_same_trees(name, doors, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   expected = doors('python', case, capfd)
@@ -376,7 +377,8 @@ def test_all_doors_draft_the_same_trees(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@slow.parametrize('name', TREE_RULES, now=['traversal'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TREE_RULES)
 def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
   case = case_of_drafter('model', TREE_OPTIONS, rule=name)
   expected = doors('python', case, capfd)
@@ -390,7 +392,7 @@ def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
 @slow.parametrize(
   'name',
   sorted({*RULES} - {*TREE_RULES}),
-  now=['block', 'speculative_sampling'],
+  now=['block'],
 )
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
   lossless, options, temperature = row_of(RULE_OPTIONS, 'rule', name)
@@ -493,9 +495,10 @@ def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
     check_same(forgetful('python', case, capfd), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', ['bench', 'calibrate'])
-@slow.parametrize(
-  'name', ['model', 'spec_drafter', 'block_heads', 'eagle'], now=['model']
+@pytest.mark.parametrize(
+  'name', ['model', 'spec_drafter', 'block_heads', 'eagle']
 )
 def test_figures_of_drafters_with_weights(name, command, folder, capfd):
   case = case_of_drafter(name)
@@ -509,7 +512,8 @@ def test_figures_of_drafters_with_weights(name, command, folder, capfd):
     assert figures['identical'] is True
 
 
-@slow.parametrize('name', ['model', 'eagle'], now=['model'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['model', 'eagle'])
 def test_figures_of_a_tree(name, folder, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   more = ('--repeats', '1', '--plain_dtypes', 'float32')

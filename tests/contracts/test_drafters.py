@@ -118,6 +118,7 @@ def test_draft_law_is_normalised_and_possible(name):
   assert (drawn[is_drafted] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', [name for name in ROWS if ROWS[name].is_one_hot]
 )
@@ -148,6 +149,7 @@ def test_first_token_is_drawn_from_the_law_that_is_handed_over(name):
   )
 
 
+@pytest.mark.slow
 @every_drafter
 def test_propose_is_pure_and_compiles(name):
   drafter, params, state = _start(name, 3, PREFIXES)
@@ -159,6 +161,7 @@ def test_propose_is_pure_and_compiles(name):
   _assert_equal(first, eager, up_to=1e-6)
 
 
+@pytest.mark.slow
 @every_drafter
 def test_row_alone_drafts_as_in_a_batch(name):
   drafter, params, state = _start(name, 3, PREFIXES)

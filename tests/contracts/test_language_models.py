@@ -51,6 +51,7 @@ def test_extend_is_pure_and_compiles(name):
   close(eager, first)
 
 
+@pytest.mark.slow
 @every_model
 def test_extend_by_many_is_extend_by_one_many_times(name):
   model, params, cache = start(name)
@@ -131,6 +132,7 @@ def test_row_alone_reads_as_in_a_batch(name):
     close(alone[0], together[row])
 
 
+@pytest.mark.slow
 @every_model
 def test_padding_and_capacity_do_not_matter(name):
   model, params, cache = start(name)
@@ -165,6 +167,7 @@ def test_a_window_hides_what_is_before_it():
   assert differs.tolist() == [False] * 2 + [True] * 5 + [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(HAS_ENCODER))
 def test_the_encoder_is_read(name):
   model, params, cache = start(name)

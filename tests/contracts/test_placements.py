@@ -214,6 +214,7 @@ def features_of(cache, row: int, begin: int, end: int) -> np.ndarray:
   return cache.streams[row, 0, begin:end]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model',
   [

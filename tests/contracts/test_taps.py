@@ -101,6 +101,7 @@ def test_a_text_has_its_features_however_it_is_cut_into_calls(name):
     near(recorded[row, :first], last.prompt[row, :first])
 
 
+@pytest.mark.slow
 def test_streams_cost_nothing_when_nobody_asks(monkeypatch):
   def programs() -> list[str]:
     found = []
@@ -149,8 +150,9 @@ def heads_pair(name: str) -> tuple:
   return bound.target, drafter, Params(params, bound.join(params, own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pair', [eagle_pair, heads_pair])
-@slow.parametrize('name', FAMILIES, now=['llama, later', 'T5 1.1'])
+@pytest.mark.parametrize('name', FAMILIES)
 def test_speculative_tokens_are_those_of_plain_decoding(name, pair):
   target, drafter, params = pair(name)
   settings = {'to_probs': decoders.GREEDY, 'max_len': CAPACITY - GAMMA - 1}

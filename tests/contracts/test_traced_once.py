@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from specdec_jax.models import families, networks
-from tests import slow, toy, toy_families
+from tests import toy, toy_families
 
 ROWS = [[1, 2, 3], [4, 1, 2]]
 
@@ -22,7 +22,8 @@ def lowered(name: str, num_layers: int) -> str:
   return jax.jit(step).lower(params).as_text()
 
 
-@slow.parametrize('name', toy_families.NAMES, now=['Llama', 'Gemma 3', 'T5'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', toy_families.NAMES)
 def test_more_layers_hardly_lengthen_a_program(name, monkeypatch):
   count = lambda num_layers: lowered(name, num_layers).count('dot_general')
   # Keys and values of an encoder's output are made apart, layer by layer.
@@ -33,6 +34,7 @@ def test_more_layers_hardly_lengthen_a_program(name, monkeypatch):
   assert count(8) - count(4) >= 4 * (per_layer + 6)
 
 
+@pytest.mark.slow
 def test_parameters_of_a_seed_are_those_of_separate_layers(monkeypatch):
   def refuse(layer):
     raise AssertionError(f'{layer} is compiled, and splits keys otherwise')

@@ -12,7 +12,7 @@ from experiments.xia2023 import glancing
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.training import loop, losses, run_checkpoints
-from tests import slow, toy_block, toy_t5
+from tests import toy_block, toy_t5
 
 V, GAMMA, ROWS, T = 12, 4, 16, 7
 CONFIG = toy_block.config(
@@ -105,6 +105,7 @@ def test_prefixes_are_uniform_below_the_length():
   np.testing.assert_allclose(counts, 1000, atol=5 * np.sqrt(800))
 
 
+@pytest.mark.slow
 def test_several_blocks_of_a_text_are_several_rows(monkeypatch):
   config = dataclasses.replace(CONFIG, dropout_rate=0.0)
   options = {'config': config, 'is_glancing': False}
@@ -156,10 +157,10 @@ def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
   assert float(sums.loss) != pytest.approx(nats)  # Labels are smoothed.
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('count', 'depth', 'rate'),
   [(1, 1, 0.2), (3, 1, 0.0), (3, 2, 0.0)],
-  now=[(3, 2, 0.0)],
 )
 def test_loss_is_that_of_every_block_by_itself(monkeypatch, count, depth, rate):
   """The loss and its gradient are those of the second pass alone, over rows of
@@ -209,7 +210,8 @@ def test_loss_is_that_of_every_block_by_itself(monkeypatch, count, depth, rate):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * largest)
 
 
-@slow.parametrize('shares', [True, False], now=[True])
+@pytest.mark.slow
+@pytest.mark.parametrize('shares', [True, False])
 def test_both_passes_drop_out_alike_if_they_share(monkeypatch, shares):
   """Nothing is revealed at ratio 0, so only dropout can tell them apart."""
   features = batch() | {glancing.RATIO: jnp.zeros(ROWS, jnp.float32)}
@@ -260,6 +262,7 @@ def test_packed_rows_and_bad_ratios_are_refused():
     glancing.with_ratio(Dataset(_packed), first=1.5, train_steps=2)
 
 
+@pytest.mark.slow
 def test_encoder_begins_as_the_targets():
   config = toy_block.config(V)
   target = toy_t5.params(toy_t5.config(V), seed=3)
@@ -281,6 +284,7 @@ def test_encoder_begins_as_the_targets():
     )
 
 
+@pytest.mark.slow
 def test_training_teaches_to_fill_blocks():
   """A text that is its source, told in numbers: accuracy rises."""
   optax = pytest.importorskip('optax')

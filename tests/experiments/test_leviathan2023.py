@@ -79,6 +79,7 @@ def test_the_papers_tables_follow_from_theory():
     assert row['empirical'] == ''
 
 
+@pytest.mark.slow
 def test_alpha_of_one_model_twice(argv, tmp_path, capsys, monkeypatch):
   # A program to compile for each of them.
   monkeypatch.setattr(pairs, 'DRAFTERS', (pairs.BIGRAM, pairs.TRAINED))
@@ -97,6 +98,7 @@ def test_alpha_of_one_model_twice(argv, tmp_path, capsys, monkeypatch):
   assert '| T = 0, 95% |' in (tmp_path / 'table_3.md').read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_of_one_model_twice(argv, task):
   pair = pairs.load(f'ende:random:tiny:random:tiny:{task}', task.parent, 0)
   found = measured.sweep(pair, 0.0, SETTINGS, (2,))

@@ -76,6 +76,7 @@ def test_unknown_systems_are_refused(capsys):
   assert "invalid choice: 'vllm'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ways_that_share_batches_have_the_tokens_of_their_own(
   monkeypatch, tmp_path
 ):

@@ -112,6 +112,7 @@ def ship(folder, name, *runs):
   )
 
 
+@pytest.mark.slow
 def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
   assert ship(folder, 'toy-mini', 'target') == 0
   assert ship(folder, 'toy-nano', 'far', 'near') == 0
@@ -175,6 +176,7 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
   assert '1.50 times as many (predicted 1.50' in text
 
 
+@pytest.mark.slow
 def test_rows_that_differ_are_counted(folder, shipped, monkeypatch, capsys):
   """A lenient rule is not greedy decoding, and the card says so."""
   monkeypatch.setattr(measurement, 'RULE', Greedy(lenience=1e-6))
@@ -271,6 +273,7 @@ def write_eagle_run(folder, target):
   (folder / 'config.gin').write_text(gin)
 
 
+@pytest.mark.slow
 def test_an_eagle_drafter_is_shipped_and_drafts_by_its_name(
   shipped, tmp_path, capfd
 ):
@@ -340,6 +343,7 @@ def test_an_eagle_drafter_is_shipped_and_drafts_by_its_name(
   assert list(completion.tokens) == found['plain']['tokens']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [0.0, 0.9])
 def test_sums_over_given_texts_are_those_of_the_distributions(temperature):
   num_words = 8

@@ -97,6 +97,7 @@ def test_the_main_table_says_what_an_iteration_costs(pair):
   assert rows['strict']['paper: tokens'] == '6.41 (S)'
 
 
+@pytest.mark.slow
 def test_right_guesses_are_counted_by_position(pair):
   """Of a drafter that knows one position and, in some texts, the next."""
   [row] = tables.positions_table(pair, SETTINGS)
@@ -130,6 +131,7 @@ def test_promises_are_kept_by_an_untrained_drafter(pair):
   assert all(row['examples'] == 3 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_broken_promise_is_seen(pair, monkeypatch):
   anything = TopBeta(beta=512, tau=math.inf)
   monkeypatch.setitem(ways.RULES, 'strict', anything)
@@ -156,6 +158,7 @@ def test_the_baseline_is_the_fastest(pair, monkeypatch):
   assert ways.fastest(ways.greedy, slow) is made[1]
 
 
+@pytest.mark.slow
 def test_a_model_of_another_kind_gets_one_sentence(tmp_path, capsys):
   argv = [
     *('--target=ende-nano', '--drafter=ende-nano', '--task=none.jsonl'),

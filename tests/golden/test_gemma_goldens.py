@@ -47,6 +47,7 @@ def ids_of(arrays) -> np.ndarray:
   return arrays.get('ids', arrays.get('decoder_tokens')).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TINY)
 def test_logits_of_whole_rows(name):
   _, params, model, arrays = golden(name)
@@ -104,6 +105,7 @@ def test_greedy_tokens_of_an_encoder_decoder():
     )
 
 
+@pytest.mark.slow
 def test_windows_and_bounds_are_felt():
   """Without one of them the logits are others."""
   for name, changes in (

@@ -77,6 +77,7 @@ def one_by_one(params, config, inputs, eos_id: int):
   return np.stack(rows, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('drafter', ['prompt_lookup', 'none'])
 def test_forced_tokens_stand_at_their_places(target, drafter):
   params, config = target
@@ -174,7 +175,7 @@ PAIRS = [
 @slow.parametrize(
   ('drafter', 'verification'),
   PAIRS,
-  now=[p for p in PAIRS if {*p} & {'prompt_lookup', 'speculative_sampling'}],
+  now=[('prompt_lookup', 'block'), ('model', 'speculative_sampling')],
 )
 def test_every_drafter_goes_with_every_rule(
   target, plain, own_settings, drafter, verification
@@ -191,6 +192,7 @@ def test_every_drafter_goes_with_every_rule(
   assert (counts['num_drafted'].sum() > 0) == (drafter != 'none')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'options'),
   [

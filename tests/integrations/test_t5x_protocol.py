@@ -303,6 +303,7 @@ def test_draft_models_that_do_not_fit_are_refused(target):
     )
 
 
+@pytest.mark.slow
 def test_a_draft_model_may_be_padded_further(target):
   params, _, prompt = target
   padded = networks(Network(Sizes(vocab_size=9)))
@@ -375,6 +376,7 @@ def sampler(target):
   return lambda rng_key: decoders.rows(decode(params, rng_key, prompt))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('key_impl', ['threefry2x32', 'rbg', 'unsafe_rbg'])
 def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(sampler, key_impl):
   """T5X hands raw keys over, of whatever kind JAX's default is."""

@@ -57,6 +57,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     assert figures['first_divergence_margin'] is None
 
 
+@pytest.mark.slow
 def test_margins_are_plain_decodings_whose_cache_may_be_of_another_kind():
   target = toy.toy(V)
 

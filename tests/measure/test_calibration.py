@@ -128,6 +128,7 @@ def test_leniences_are_those_of_theory_along_one_text(texts):
       np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_drafters_that_are_asked_together_answer_as_they_do_alone():
   share_fns = shared_masses((1.0, 0.5))
   together = overlaps_of_all(list(DRAFTERS.values()), share_fns=share_fns)
@@ -169,6 +170,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', RULES)
 def test_a_relaxed_rule_is_measured_along_its_own_text(name):
   """Against what speculative decoding counts, after all texts of two tokens."""

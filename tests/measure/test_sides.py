@@ -43,6 +43,7 @@ def side_of(args, gamma):
   return sides.speculative_side(*args, method=method_of(gamma), max_len=MAX_LEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('gamma', [1, 3])
 def test_a_shared_prefill_changes_nothing(args, gamma):
   methods = {each: method_of(each) for each in (gamma, 5)}
@@ -62,6 +63,7 @@ def test_a_finished_side_runs_no_iteration(args):
   np.testing.assert_array_equal(state.context.lengths, [3, 1])
 
 
+@pytest.mark.slow
 def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
   params, key, [prompt] = args
   made = iteration_costs.cost_programs(

@@ -59,6 +59,7 @@ def test_committed_tokens_are_the_output(name):
       assert tokens == output.tokens[b, : output.lengths[b]].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _CASES)
 def test_totals_are_the_statistics(name):
   for _, output, records in _decodes(name):

@@ -93,6 +93,7 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
   assert 'Schedule.train_steps = %TRAIN_STEPS' in bindings
 
 
+@pytest.mark.slow
 def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
   folder, monkeypatch, capsys
 ):
@@ -263,6 +264,7 @@ def test_a_drafter_is_distilled(folder):
   loading.read(folder / 'drafter' / 'model')
 
 
+@pytest.mark.slow
 def test_rewriting_is_decoding_row_by_row(folder):
   """In whatever batch: lengths are mixed, and an example has its own key."""
   config, params = loading.read(folder / 'run/model')

@@ -317,6 +317,7 @@ def test_texts_of_another_target_are_refused(texts, tmp_path, capsys):
   assert re.search(r'coverage \d+\.\d+, a probability', err), err
 
 
+@pytest.mark.slow
 def test_a_network_begins_near_its_target(texts):
   """Its hidden state as the last feature, though that is normed by a scale."""
   target = str(texts / 'model')

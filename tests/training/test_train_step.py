@@ -69,6 +69,7 @@ def test_packed_examples_have_the_loss_of_lone_ones(run):
   np.testing.assert_allclose(packed_loss, lone_loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_microbatches_are_one_batch(run, batch, plain):
   assert_same(step(run, batch, num_microbatches=4), plain)
 
@@ -79,6 +80,7 @@ def test_microbatches_divide_the_batch(run, batch, parts):
     step(run, batch, num_microbatches=parts)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_eight_devices_changes_nothing(run, batch, plain):
   with jax.set_mesh(meshes.make(num_partitions=2)):
     placed = run_checkpoints.place_run(run, OPTIMIZER)
