@@ -264,13 +264,13 @@ TPU_PROGRAMS = [(name, 4) for name in DRAFTERS] + [('tree that abstains', 12)]
 TPU_PROGRAMS += [(name, 1) for name in DRAFTERS if name not in MODELS]
 
 
-# One drafter of each kind, a model of each family, and rows that share a loop.
+# One drafter of each kind, with and without an encoder, and rows that share a
+# loop.
 NOW = [
   ('prompt_lookup', 'speculative_sampling', 1),
   ('tree that abstains', 'traversal', 12),
   ('eagle', 'speculative_sampling', 12),
   ('autoregressive', 'block_verification', 2),
-  ('gemma 3', 'speculative_sampling', 1),
   ('t5', 'speculative_sampling', 1),
   ('int8 cache', 'speculative_sampling', 1),
 ]

@@ -138,6 +138,7 @@ def test_no_weight_is_converted_in_the_loop(name, drafter):
   assert converted_weights(name, drafter, params) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_converted_weights_are_seen(name):
   assert converted_weights(name, 'prompt_lookup', bfloat16_params(name))

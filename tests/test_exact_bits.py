@@ -95,6 +95,7 @@ def test_no_bit_depends_on_the_shape_of_a_tree(name, tree, batch_size):
   check(name, len(shape.parents), batch_size, shape)
 
 
+@pytest.mark.slow
 def test_the_self_test_sees_paths_that_lie_among_siblings():
   """In float32: bfloat16 rounds off what sums of so few terms differ by."""
   with pytest.raises(ValueError, match='exact_bits'):

@@ -124,6 +124,7 @@ def test_greedy_tokens_are_plain_ones(name, kind):
   np.testing.assert_array_equal(alone.tokens[0], plain.tokens[1])
 
 
+@pytest.mark.slow
 def test_scales_move_with_their_entries():
   model = toy.compiled(families.language_model(packed(CONFIGS['T5'])))
   params = params_of('T5')

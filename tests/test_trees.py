@@ -231,6 +231,7 @@ def test_a_target_for_chains_alone_is_refused():
     )
 
 
+@pytest.mark.slow
 def test_what_was_kept_of_a_tree_is_what_a_chain_leaves():
   """The cache's committed entries, after every step."""
   state, step = _stepped('abstains', 'target_sample_walk')

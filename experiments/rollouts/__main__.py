@@ -177,7 +177,10 @@ def cluster_config(engine: str, args: argparse.Namespace) -> Any:
       eval_every_n_steps=args.steps + 1,
       max_steps=args.steps,
       mini_batch_size=args.prompts,
-      train_micro_batch_size=args.prompts,
+      # Less memory; rollouts decode all prompts of a step together.
+      train_micro_batch_size=1,
+      rollout_micro_batch_size=args.prompts,
+      compute_logps_micro_batch_size=1,
     ),
     rollout_config=base_rollout.RolloutConfig(
       max_tokens_to_generate=args.tokens,

@@ -114,6 +114,7 @@ def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
   )
 
 
+@pytest.mark.slow
 def test_traces_and_prompts(server, bucket, tmp_path, capfd):
   prompts = tmp_path / 'prompts.txt'
   prompts.write_text('Open the file.\n')

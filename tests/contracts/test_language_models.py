@@ -186,6 +186,7 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
     without.init(params, prompt_of('T5 1.1'), CAPACITY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', ['llama, one head, tied, biased', 'T5 1.0', 'Gemma 3']
 )

@@ -125,6 +125,7 @@ def test_several_blocks_of_a_text_are_several_rows(monkeypatch):
   assert starts.shape == (ROWS,)
 
 
+@pytest.mark.slow
 def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
   sums, (first, second) = run(monkeypatch, decay=0.5)
   lengths = np.asarray(batch()['decoder_loss_weights']).sum(1).astype(int)
