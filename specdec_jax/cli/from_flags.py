@@ -88,7 +88,7 @@ def drafter_name(args: argparse.Namespace) -> str:
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
   name = drafter_name(args)
   # Fields of the choice that have no flag of the same name.
-  fixed: dict[str, Any] = _adaptive(args, name)
+  fixed = _adaptive(args, name)
   if has_model(DRAFTERS[name]):
     if not args.draft_model:
       raise ValueError(f'--drafter {name} needs --draft_model')

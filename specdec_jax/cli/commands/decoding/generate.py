@@ -195,7 +195,7 @@ def _results(
   decoder: Decoder,
   batch: Batch,
   output: DecodeOutput,
-  scored: Any,
+  scored: tuple[log_probs.Scored, log_probs.Scored] | None,
 ) -> Iterator[Record]:
   # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 3.
   num_samples = args.num_return_sequences
