@@ -389,10 +389,10 @@ def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   'name',
   sorted({*RULES} - {*TREE_RULES}),
-  now=['block'],
 )
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
   lossless, options, temperature = row_of(RULE_OPTIONS, 'rule', name)

@@ -307,6 +307,7 @@ def test_figure_1_is_a_readable_text_of_few_iterations():
   assert len(set(threes)) == len(threes)
 
 
+@pytest.mark.slow
 def test_the_trace_of_figure_1_decodes_its_text(argv, task):
   pair = pairs.load(f'ende:random:tiny:random:tiny:{task}', task.parent, 0)
   traced = figures.trace_of(pair)
