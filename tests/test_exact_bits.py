@@ -186,7 +186,10 @@ def load(**options):
 @pytest.mark.parametrize('options', [{}, {'num_continuations': 2}], ids=str)
 def test_drafts_change_no_bit_of_bfloat16(options):
   drafted = load(exact_bits=True, **options)
-  assert decoded(drafted) == decoded(drafted.at(0))
+  plain = drafted.at(0)
+  assert decoded(drafted) == decoded(plain)
+  with pytest.raises(ValueError, match='plain decoding has no gamma'):
+    plain.at(3)
 
 
 @pytest.mark.slow

@@ -120,7 +120,8 @@ class Decoder:
     a drafter and its weights, but with `exact_bits` with drafts that do not
     count. It is made once, for what it has compiled. TypeError for what is no
     integer, and ValueError above 0 for plain decoding."""
-    if (gamma := operator.index(gamma)) and isinstance(self.choice, NoDrafter):
+    is_plain = self.is_plain or isinstance(self.choice, NoDrafter)
+    if (gamma := operator.index(gamma)) and is_plain:
       raise ValueError('plain decoding has no gamma: ask the one that drafts')
     if gamma not in self.others and self.exact_bits and not gamma:
       method = exact_bits_lib.plain(self.method)

@@ -28,6 +28,7 @@ from specdec_jax.infer import decode_many
 from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.integrations.tunix import decoders, meshes
 from specdec_jax.integrations.tunix.turns import Turns
+from specdec_jax.launch import processes
 from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
@@ -260,7 +261,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     if batch_size < len(rows):
       num_fresh = divisible(-(-batch_size // 4))
     width, num_new = _width(rows, config), config.max_tokens_to_generate
-    drafts = self._turns is None or self._turns.drafts_next()
+    drafts = True
+    if self._turns is not None:
+      # Clocks differ, and all processes run one program.
+      drafts = bool(processes.number_of_first(self._turns.drafts_next()))
     decoder = self._decoder if drafts else self._decoder.at(0)
 
     def pack(group: Sequence[int | None]) -> Prompt:
