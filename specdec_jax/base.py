@@ -307,6 +307,7 @@ class Drafter(NamedTuple):
       target_cache)`, the cache that the loop continues with; `propose` reads
       what the last target call left in it.
     tree: the shape of every draft; None for a chain.
+    takes_guesses: whether a row's grammar completes a draft.
     read: `(params, context, state, width) -> state`, `width` by keyword: feeds
       the `width` tokens before the context's last, decoded or not, and leaves
       the state as `init` would. None if the state depends on no token.
@@ -318,4 +319,5 @@ class Drafter(NamedTuple):
   may_abstain: bool = False
   reads_target_cache: bool = False
   tree: Tree | None = None
+  takes_guesses: bool = True
   read: Callable[..., Arrays] | None = None

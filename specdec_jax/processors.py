@@ -61,13 +61,14 @@ def followed_by(text: Context | None, tokens: Array) -> Context | None:
   )
 
 
-def checked(logits: Array, processed: Array) -> Array:
-  """Returns the logits `[B, T, V]`, -inf where processors left no token."""
+def checked(logits: Array, processed: Array, num_ids: int | None) -> Array:
+  """Returns the logits `[B, T, V]`, -inf where processors left none of the
+  first `num_ids` tokens; those behind are padding, None for none."""
+  if processed is logits:
+    return logits
   # Not NaN, of which jax 0.10 may compile a logsumexp to finite numbers.
-  is_empty = jnp.max(processed, axis=-1, keepdims=True) == -jnp.inf
-  return (
-    logits if processed is logits else jnp.where(is_empty, -jnp.inf, logits)
-  )
+  best = jnp.max(processed[..., :num_ids], axis=-1, keepdims=True)
+  return jnp.where(best == -jnp.inf, -jnp.inf, logits)
 
 
 def after_text(logits: Array, text: Context | None) -> Array:

@@ -12,7 +12,7 @@ import pytest
 import specdec_jax
 from specdec_jax import drafters, keys, logits
 from specdec_jax.assembly import beam_drafting
-from specdec_jax.base import Context, Params
+from specdec_jax.base import Context, Grammar, Params
 from specdec_jax.contrib import speculative_beams
 from specdec_jax.models import draft_vocabulary, families, layers
 from tests import decoders, slow, toy, toy_t5
@@ -105,6 +105,41 @@ def test_greedy_decoding_is_the_targets_own(name):
   wrong, _ = decode(name, np.arange(IDS.size))
   np.testing.assert_array_equal(wrong.tokens, plain.tokens)
   assert np.sum(wrong.statistics.num_accepted) < accepted
+
+
+@slow.parametrize('num_rows', [1, 4], now=[1])
+def test_a_draft_model_reads_what_a_grammar_forced(num_rows):
+  """Of tokens that it cannot draft; drafts of the target itself are right."""
+  config, forced = CONFIGS['Llama'], OTHERS[OTHERS > 0]
+  model = families.language_model(config)
+  params = toy.llama_params(config, seed=4)
+  few, _ = families.with_draft_vocabulary(model, IDS, V)
+  own = draft_vocabulary.with_logits_of(params, IDS, is_tied=False)
+  drafter = drafters.autoregressive(
+    few, gamma=4, logits_to_probs=decoders.GREEDY, is_argmax=True, token_ids=IDS
+  )
+  # The forced ones, one by one, then any of the draft vocabulary.
+  last = forced.size + 1
+  tables = np.zeros((num_rows, last + 1, V), np.uint16)
+  tables[:, np.arange(1, last), forced] = np.arange(2, last + 1)
+  tables[:, last, IDS] = last
+  grammar = Grammar(
+    classes=np.tile(np.arange(V, dtype=np.uint16), (num_rows, 1)),
+    next=tables,
+    guesses=np.tile(np.array([-1, *forced, -1], np.int32), (num_rows, 1)),
+    states=np.arange(1, num_rows + 1, dtype=np.int32),
+  )
+  prompt = toy.prompt(ROWS[:num_rows]).replace(grammar=grammar)
+  found = decoders.speculate(
+    *(model, Params(params, own), drafter, prompt),
+    to_probs=decoders.GREEDY,
+    max_len=MAX_LEN,
+  )
+  # What is free is no mere repetition.
+  for row in found.tokens[:, 8:]:
+    assert np.unique(row).size > 2
+  counts = found.statistics
+  np.testing.assert_array_equal(counts.num_accepted, counts.num_tested)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Texts that match a grammar: masks for every position of a block and a tree,
 and drafts of what a grammar leaves to say."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,6 +13,7 @@ from specdec_jax import drafters, grammars, logits, verification
 from specdec_jax.base import Grammar, Params, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.measure import exact_bits
 from specdec_jax.models import draft_vocabulary
 from tests import slow, toy, toy_tree, trial
 
@@ -77,7 +79,7 @@ def _of_words(params, *args, **options):
 
 def _drafter(name: str):
   to_probs = logits.standardize()
-  silent = drafters.none(3)._replace(may_abstain=True)
+  silent = drafters.none(3)._replace(may_abstain=True, takes_guesses=True)
   make = {
     'tree': lambda: drafters.branching(
       TARGET, tree=toy_tree.BENT, logits_to_probs=to_probs
@@ -214,7 +216,7 @@ MAX_LEN = 14
 
 
 @functools.cache
-def _decode(loop, name: str):
+def _decode(loop, name: str, change=lambda method: method):
   method = Method(
     target=TARGET,
     drafter=_drafter(name),
@@ -222,6 +224,7 @@ def _decode(loop, name: str):
     logits_to_probs=logits.standardize(),
     eos_id=EOS,
   )
+  method = change(method)
   decode = functools.partial(loop.generate, method=method, max_len=MAX_LEN)
   return jax.jit(decode)
 
@@ -270,18 +273,36 @@ def test_a_row_depends_on_its_own_grammar_alone(name):
     np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
 
 
-def test_what_is_forced_is_accepted():
-  """A grammar of one text alone is decoded in as few runs as it has blocks."""
-  text = [1, 0, 0, 1, 2, EOS]
-  steps = [{token: i + 2} for i, token in enumerate(text[:4])]
+def _forced(name: str, change=lambda method: method):
+  """Decodes a grammar of one text alone: 1, 0, 0, 1, 1, ..."""
   # Of five states, the last repeats.
-  way = [*steps[:3], {1: 4}], {i + 1: token for i, token in enumerate(text[:4])}
-  found = _decode(speculative, 'grammar')(
-    Params(PARAMS), jax.random.key(5), _told([way], 1)
+  way = [{1: 2}, {0: 3}, {0: 4}, {1: 4}], {1: 1, 2: 0, 3: 0, 4: 1}
+  found = _decode(speculative, name, change)(
+    Params(PARAMS, DRAFTER_PARAMS), jax.random.key(5), _told([way], 1)
   )
   assert found.tokens[0, 1:].tolist() == [1, 0, 0, *[1] * 10]
-  assert found.statistics.num_target_runs.tolist() == [4]
-  assert found.statistics.num_accepted[0].tolist() == [4, 3, 3]
+  return found.statistics
+
+
+def test_what_is_forced_is_accepted():
+  """A grammar of one text alone is decoded in as few runs as it has blocks."""
+  found = _forced('grammar')
+  assert found.num_target_runs.tolist() == [4]
+  assert found.num_accepted[0].tolist() == [4, 3, 3]
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    lambda made: exact_bits.plain(exact_bits.of_one_width(made)),
+    lambda made: dataclasses.replace(made, drafter=drafters.none(3)),
+  ],
+  ids=['at(0)', 'none'],
+)
+def test_plain_decoding_of_one_width_drafts_no_guess(change):
+  found = _forced('copies', change=change)
+  assert found.num_drafted.tolist() == [0]
+  assert found.num_target_runs.tolist() == found.num_tokens.tolist() == [13]
 
 
 def test_a_program_without_a_grammar_has_nothing_of_it(monkeypatch):

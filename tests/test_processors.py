@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specdec_jax
 from specdec_jax import drafters, logits, processors, verification
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
@@ -18,6 +19,7 @@ from specdec_jax.base import Context, Params, Prompt, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from tests import slow, toy, toy_tree, trial
+from tests.cli import tiny
 
 V, EOS = 4, 3
 TARGET, PARAMS = toy.toy(V), toy.toy_params(V, seed=1)
@@ -199,13 +201,14 @@ MAX_LEN = 14
 
 
 @functools.cache
-def _decode(loop, rule: str):
+def _decode(loop, rule: str, num_ids: int | None = None):
   method = Method(
     target=TARGET,
     drafter=_drafter(rule),
     verify_fn=_rule(rule),
-    logits_to_probs=logits.standardize(),
+    logits_to_probs=logits.standardize(vocab_size=num_ids),
     eos_id=-1,
+    num_ids=num_ids,
   )
   decode = functools.partial(loop.generate, method=method, max_len=MAX_LEN)
   return jax.jit(decode)
@@ -242,16 +245,33 @@ def test_a_row_depends_on_its_own_settings_alone(rule):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('num_ids', [None, V - 1])
 @pytest.mark.parametrize('temperature', [0, 1])
-def test_a_row_to_which_no_token_is_left_ends_as_with_nan(temperature):
-  never = [[2, token] for token in range(V)]
+def test_a_row_to_which_no_token_is_left_ends_as_with_nan(temperature, num_ids):
+  never = [[2, token] for token in range(num_ids or V)]
   ways = [Processing(), Processing(bad_words_ids=never)]
   prompt, params = _batch(ways, temperature), Params(PARAMS, DRAFTER_PARAMS)
   for loop in (autoregressive, speculative):
-    decode = _decode(loop, 'block_verification')
+    decode = _decode(loop, 'block_verification', num_ids)
     found = decode(params, jax.random.key(0), prompt)
     assert found.has_nan.tolist() == [False, True]
     assert found.lengths.tolist() == [MAX_LEN, prompt.decoder_lengths[1]]
+
+
+def test_padding_is_no_token_that_is_left(tmp_path):
+  num_ids = len(tiny.make_tokens())
+  folder = tiny.write_model(tmp_path / 'padded', vocab_size=num_ids + 7)
+  decoder = specdec_jax.load(folder, drafter='prompt_lookup', gamma=2)
+  # What comes is 5, and after it nothing may.
+  once = {
+    'no_repeat_ngram_size': 1,
+    'min_new_tokens': 4,
+    'suppress_tokens': [i for i in range(num_ids) if i not in (5, 2)],
+  }
+  for each in (decoder, decoder.at(0)):
+    texts = specdec_jax.generate(each, ['in'], max_new_tokens=6, **once)
+    with pytest.raises(ValueError, match=r'after 1 new tokens .* no token'):
+      next(texts)
 
 
 @slow.parametrize(('rule',), _RULES, now=_RULES[:1])

@@ -64,7 +64,7 @@ def run(params: Params, state: DecodeState, *, method: Method) -> DecodeState:
     state, counts = state_lib.commit(
       state,
       tokens[:, None],
-      processors.checked(logits, processed),
+      processors.checked(logits, processed, method.num_ids),
       jnp.ones_like(lengths),
       jnp.zeros_like(state.done)[:, None],
       eos_id=method.eos_id,

@@ -21,6 +21,7 @@ class Method:
     verify_fn: the verification rule.
     logits_to_probs: how the target is sampled; a drafter has its own.
     eos_id: ends a row once committed; a tuple lists several, -1 none.
+    num_ids: token ids, the rest of V being padding; None for V.
   """
 
   target: LanguageModel
@@ -28,6 +29,7 @@ class Method:
   verify_fn: VerifyFn = speculative_sampling
   logits_to_probs: LogitsToProbsFn
   eos_id: EosId
+  num_ids: int | None = None
 
   @property
   def depth(self) -> int:

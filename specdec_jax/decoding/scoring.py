@@ -44,9 +44,8 @@ def score(
   tokens, lengths = (jnp.asarray(x, jnp.int32) for x in (tokens, lengths))
   max_len = prompt.decoder_tokens.shape[1] + width
   prompt = state_lib.checked(prompt, max_len)
-  pending = arrays.read_block(
-    prompt.decoder_tokens, prompt.decoder_lengths - 1, 1
-  )
+  last = prompt.decoder_lengths - 1
+  pending = arrays.read_block(prompt.decoder_tokens, last, 1)
   logits, _ = target.extend(
     params.target,
     jnp.concatenate([pending, tokens[:, :-1]], axis=1),  # targets shifted right

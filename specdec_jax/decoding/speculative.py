@@ -139,7 +139,7 @@ def step(
     logits, cache, is_short = scored
     context, drafted = state.context, draft.tokens
     processed = processors.after_drafts(logits, context, drafted, tree=tree)
-    logits = processors.checked(logits, processed)
+    logits = processors.checked(logits, processed, method.num_ids)
     target_probs = method.logits_to_probs(processed, context.sampling)
     verify_keys = tree_drafts.verify_keys(tree, state.row_keys, starts)
     verification = method.verify_fn(verify_keys, draft, target_probs)
@@ -183,7 +183,8 @@ def propose(
     draft, drafter_state = drafter.propose(
       params.drafter, draft_keys, context, state.drafter_state, *seen
     )
-    draft = grammars.guided(draft, context.grammar, drafter.tree)
+    if drafter.takes_guesses:
+      draft = grammars.guided(draft, context.grammar, drafter.tree)
   if draft.tokens.shape[1] != drafter.gamma:
     raise ValueError(
       f'the drafter declares gamma {drafter.gamma} and proposes '

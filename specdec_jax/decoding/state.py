@@ -154,8 +154,7 @@ def commit(
     The new state, and int32 `[B]`, how many tokens each row committed: 0 for
     rows that were done.
   """
-  width = tokens.shape[1]
-  lengths = state.context.lengths
+  width, lengths = tokens.shape[1], state.context.lengths
   is_eos = jnp.isin(tokens, jnp.array(eos_ids(eos_id), jnp.int32))
   counts = jnp.minimum(counts, state.max_lengths - lengths)
   # tokens [5, EOS, 7]: 1 before EOS, so at most 2 are committed

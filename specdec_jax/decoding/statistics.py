@@ -70,9 +70,8 @@ def count(
   is_whole = counts > verification.num_accepted
   is_rejection = is_whole & (verification.num_accepted < draft.lengths)
   num_tested = num_accepted + is_rejection.astype(jnp.int32)
-  num_drafted = jnp.where(
-    is_whole, draft.lengths, jnp.minimum(draft.lengths, counts)
-  )
+  cut = jnp.minimum(draft.lengths, counts)
+  num_drafted = jnp.where(is_whole, draft.lengths, cut)
   if tree is not None:
     num_drafted = jnp.where(draft.lengths > 0, len(tree.parents), 0)
   is_tested = arrays.is_within(num_tested, width)  # 3 of 4 -> [1, 1, 1, 0]

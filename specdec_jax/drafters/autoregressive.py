@@ -75,7 +75,10 @@ def autoregressive(
     cache: Arrays,
     *target: Arrays,
   ) -> tuple[Draft, Arrays]:
-    logits, left, cache = chain.catch_up(params, context, cache, *target)
+    # A grammar completes what a draft vocabulary lacks the tokens for.
+    is_own = token_ids is None or context.grammar is None
+    reading = chain if is_own else as_chain(model, num_unread=gamma + 1)
+    logits, left, cache = reading.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
     text = processors.text_of(context)
 

@@ -97,12 +97,9 @@ def match_sizes(context: Context, max_ngram: int) -> Array:
     return (run, sizes + run.astype(jnp.int32)), None
 
   run = positions < lengths[:, None] - 1  # the suffix itself is no match
-  (_, sizes), _ = jax.lax.scan(
-    compare,
-    (run, jnp.zeros(tokens.shape, jnp.int32)),
-    jnp.arange(num_compared, dtype=jnp.int32),
-    unroll=8,
-  )
+  begin = run, jnp.zeros(tokens.shape, jnp.int32)
+  backs = jnp.arange(num_compared, dtype=jnp.int32)
+  (_, sizes), _ = jax.lax.scan(compare, begin, backs, unroll=8)
   return sizes
 
 
@@ -111,8 +108,7 @@ def best_match(
 ) -> tuple[Array, Array]:
   """Finds where the continuation of the best match starts, int32 `[B]`, and
   whether there is one, bool `[B]`."""
-  num_positions = sizes.shape[1]
-  positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
+  positions = jnp.arange(sizes.shape[1], dtype=jnp.int32)[None, :]
   room = jnp.clip(lengths[:, None] - 1 - positions, 0, gamma)
   is_best = sizes >= min_ngram
   # Longest match, then most to copy, then latest, in three passes: combined in

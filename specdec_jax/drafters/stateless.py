@@ -38,7 +38,7 @@ def none(gamma: int = 0) -> Drafter:
     tokens = jnp.zeros((lengths.size, gamma), jnp.int32)
     return Draft(tokens=tokens, probs=None, lengths=lengths)
 
-  return _made(gamma, propose)
+  return _made(gamma, propose)._replace(takes_guesses=False)
 
 
 def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:

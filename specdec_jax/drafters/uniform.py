@@ -29,11 +29,10 @@ def uniform(
     )
     is_real = jnp.arange(padded_vocab_size) < vocab_size  # not padding
     probs = jnp.where(is_real, 1.0 / vocab_size, 0.0).astype(jnp.float32)
+    shape = context.lengths.size, gamma, padded_vocab_size
     return Draft(
       tokens=keys.draw(draw_fn, row_keys),
-      probs=jnp.broadcast_to(
-        probs, (context.lengths.size, gamma, padded_vocab_size)
-      ),
+      probs=jnp.broadcast_to(probs, shape),
       lengths=jnp.full_like(context.lengths, gamma),
     )
 

@@ -53,7 +53,8 @@ def plain(method: Method) -> Method:
     lengths = jnp.where(context.lengths < 0, draft.lengths, 0)
     return dataclasses.replace(draft, lengths=lengths), state
 
-  return dataclasses.replace(method, drafter=own._replace(propose=propose))
+  drafter = own._replace(propose=propose, takes_guesses=False)
+  return dataclasses.replace(method, drafter=drafter)
 
 
 def check(
@@ -145,7 +146,11 @@ def _oracle(gamma: int, tree: Tree | None, vocab_size: int) -> Drafter:
     return draft, state
 
   return Drafter(
-    gamma, lambda params, prompt, max_len: None, propose, tree=tree
+    gamma,
+    lambda params, prompt, max_len: None,
+    propose,
+    tree=tree,
+    takes_guesses=False,
   )
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays
+from specdec_jax import arrays, processors
 from specdec_jax.base import Array, LanguageModel, Params
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
@@ -117,7 +117,8 @@ def sameness(
   found: Sequence[DecodeState],
 ) -> dict[str, object]:
   """Says whether both sides decoded the same tokens, and if not, how near the
-  miss was: the logit margin of plain decoding's token at the first difference.
+  miss was: the margin of plain decoding's token at the first difference, in
+  logits that were processed.
 
   Given are the plain side's params, where it ended, one state per batch, and
   where the other did. Margins are None where there are none: a row that only
@@ -151,11 +152,13 @@ def sameness(
 def _logits_after(
   target: LanguageModel, params: Params, state: DecodeState, position: Array
 ) -> Array:
-  """Returns logits `[B, V]` of what follows the first `position` tokens."""
+  """Returns processed logits `[B, V]` of what follows `position` tokens; a mask
+  of a grammar has no part in margins."""
   # The cache holds all of the text: rewound to one token before `position`, it
   # is fed that token again, and gives what follows it.
   lengths = jnp.full_like(state.context.lengths, position)
   last = arrays.read_block(state.context.tokens, lengths - 1, 1)
   cache = target.rewind(state.target_cache, lengths - 1)
   logits, _ = target.extend(params.target, last, cache)
-  return logits[:, 0]
+  text = dataclasses.replace(state.context, lengths=lengths, grammar=None)
+  return processors.after_text(logits[:, 0], text)

@@ -39,9 +39,13 @@ _Carry = tuple[Any, Any, jax.Array]
 
 def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
   """Compiles by calls, one thread per core; nothing can be timed meanwhile."""
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    pending = {name: pool.submit(call) for name, call in calls.items()}
-    return {name: each.result() for name, each in pending.items()}
+
+  def work() -> dict[Name, Made]:
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      pending = {name: pool.submit(call) for name, call in calls.items()}
+      return {name: each.result() for name, each in pending.items()}
+
+  return progress.interruptible(work)
 
 
 def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
@@ -123,7 +127,12 @@ def always_full(
     return draft, state
 
   return Drafter(
-    gamma, lambda params, prompt, max_len: (), propose, may_abstain, tree=tree
+    gamma,
+    lambda params, prompt, max_len: (),
+    propose,
+    may_abstain,
+    tree=tree,
+    takes_guesses=False,
   )
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits
-from specdec_jax.base import Params
+from specdec_jax.assembly import processing
+from specdec_jax.assembly.processing import Processing
+from specdec_jax.base import Grammar, Params
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import benchmark, metrics, sides
@@ -55,6 +57,43 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     assert figures['identical'] is is_same
     assert figures['num_divergent_rows'] == (not is_same)
     assert figures['first_divergence_margin'] is None
+
+
+def test_margins_are_of_logits_that_were_processed():
+  target, params = toy.toy(V), Params(toy.toy_params(V, seed=1))
+  told = Processing(logit_bias={5: 9.0}, frequency_penalty=0.5)
+  process = processing.packer([told] * 2, eos_ids=[], vocab_size=V)
+  prompt = toy.prompt([[1, 2, 3], [4]], max_lengths=[MAX_LEN] * 2)
+  side = sides.plain_side(
+    params,
+    jax.random.key(0),
+    [process(range(2), jax.tree.map(np.asarray, prompt))],
+    method=Method(
+      target=target,
+      logits_to_probs=logits.standardize(temperature=0.0),
+      eos_id=-1,
+    ),
+    max_len=MAX_LEN,
+  )
+  (state,) = side.decode()
+  assert state.context.tokens[0, 3:7].tolist() == [5] * 4
+  # Of the mask of a grammar that allows nothing, no margin would be left.
+  grammar = Grammar(
+    classes=np.zeros((2, V), np.uint16),
+    next=np.zeros((2, 2, 1), np.uint16),
+    guesses=np.zeros((2, 2), np.int32),
+    states=np.ones(2, np.int32),
+  )
+  # At position 6 the other side said 7, after three 5s that count.
+  tokens = state.context.tokens.at[0, 6].set(7)
+  expected, other = (
+    dataclasses.replace(state, context=state.context.replace(**changes))
+    for changes in ({'grammar': grammar}, {'tokens': tokens})
+  )
+  found = metrics.sameness(target, params, [expected], [other])
+  own = params.target['table'][5, 5]
+  margin = float(own[5] + 9 - 3 * 0.5 - own[7])
+  assert found['divergence_margins'] == pytest.approx([margin])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import common
 from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params
+from specdec_jax.base import Grammar, Params
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import iteration_costs, sides, stopwatch
 from tests import toy
@@ -91,11 +91,30 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
   assert figures['launch_seconds'] == figures['plain_launch_seconds'] == 5.0
 
 
-def test_both_kinds_of_iteration_are_timed_in_one_program(args):
-  """A drafter that may abstain is judged in the program that it will run in."""
+def in_turns():
+  """5 or 6, then 7, and again: no copy may come, and 7 is a guess."""
+  tables = np.zeros((3, V), np.uint16)
+  tables[1, 5:7], tables[2, 7] = 2, 1
+  one = Grammar(
+    classes=np.arange(V, dtype=np.uint16),
+    next=tables,
+    guesses=np.array([-1, -1, 7], np.int32),
+    states=np.int32(1),
+  )
+  return jax.tree.map(lambda x: np.stack([x, x]), one)
+
+
+@pytest.mark.parametrize('has_grammar', [False, True])
+def test_both_kinds_of_iteration_are_timed_in_one_program(args, has_grammar):
+  """A drafter that may abstain is judged in the program that it will run in;
+  guesses of a grammar change no kind."""
+  *weights, [prompt] = args
+  prompts = [prompt.replace(grammar=in_turns() if has_grammar else None)]
   copying = drafters.prompt_lookup(gamma=2)
   method = dataclasses.replace(PLAIN, drafter=copying)
-  side = sides.speculative_side(*args, method=method, max_len=MAX_LEN)
+  side = sides.speculative_side(
+    *weights, prompts, method=method, max_len=MAX_LEN
+  )
   full = sides.full_width_side(side)
   without = sides.without_drafts(full)
   assert full.run is without.run

@@ -81,6 +81,7 @@ class Drafting:
       verify_fn=judge.verify_fn(self.drafter.tree),
       logits_to_probs=judge.sampling.to_probs(target.vocab_size),
       eos_id=target.eos_id,
+      num_ids=target.vocab_size,
     )
 
 

@@ -20,4 +20,6 @@ class GrammarDrafter:
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     silent = drafters.none(lengths.fixed(length))
-    return Drafting(drafter=silent._replace(may_abstain=True))
+    return Drafting(
+      drafter=silent._replace(may_abstain=True, takes_guesses=True)
+    )
