@@ -37,6 +37,8 @@ class Costs:
     launch_seconds: time of a decode beyond its iterations.
     plain_launch_seconds: the same of plain decoding.
     c_hat: the drafter's operations per token over the target's.
+    undrafted: share of iterations in which no row has a draft, so that scoring
+      is that of a plain step.
     tree_nodes: sizes of the compiled trees, ascending. Between them times are
       interpolated; a smaller tree costs as much as the first.
     tree_seconds: time to score each tree, walk it and move its path in caches.
@@ -51,6 +53,7 @@ class Costs:
   launch_seconds: float = 0.0
   plain_launch_seconds: float = 0.0
   c_hat: float = 0.0
+  undrafted: float = 0.0
   tree_nodes: Sequence[int] = ()
   tree_seconds: Sequence[float] = ()
   level_seconds: Sequence[float] = ()
@@ -133,6 +136,7 @@ class Costs:
     if gamma == 0:
       return self.plain_seconds
     scoring = self.scoring_seconds(gamma, depth)
+    scoring += self.undrafted * (self.plain_seconds - scoring)
     return self.drafting_seconds(gamma, depth) + scoring + self.loop_seconds
 
   def decode_seconds(

@@ -124,7 +124,10 @@ def compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
   """Compiles the jobs, two at a time, and shows a bar meanwhile; returns each
   with the seconds that it took. Raises ValueError if one does not fit in the
   memory of its devices."""
+  return progress.interruptible(lambda: _compile_all(jobs))
 
+
+def _compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
   def finish(lowered: Any) -> tuple[Any, float]:
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=_OPTIONS)

@@ -39,6 +39,14 @@ def test_samples_follow_the_model_and_lenient_ones_do_not(audit, tmp_path):
   assert result.out.startswith('REJECTED')
 
 
+def test_limits_are_judged_in_float32(audit):
+  """In bfloat16 a call of another width has other tokens at the edge."""
+  half = ('--dtype', 'bfloat16')
+  refused = audit(*half, '--top_p', '0.9')
+  assert_refused(refused, 'bfloat16 moves the edge of top_p', 'float32')
+  assert audit(*half, '--num_draws', '64').err == ''
+
+
 def test_logits_that_are_no_tokens_have_no_mass(tmp_path):
   size = len(tiny.make_tokens())
   padded = tiny.write_model(tmp_path / 'padded', vocab_size=2 * size)

@@ -1,6 +1,7 @@
 """`specdec calibrate` and `specdec plan`: from a measurement to a gamma."""
 
 import json
+import re
 
 import pytest
 
@@ -117,6 +118,29 @@ def test_the_plan_is_the_planner_s(run, folder):
   (plan,) = json.loads(result.out)['plans']
   assert plan['best']['gamma'] == 0
   assert 'Speculation loses here' in plan['sentences'][0]
+
+
+def test_a_drafter_that_often_has_no_guess(run, folder):
+  """Runs without a draft score one position; alpha is of the guesses alone."""
+  guesses = {'alpha': 0.8, 'alpha_interval': [0.75, 0.85]}
+  guesses |= {'profile': [0.4, *[0.8] * 5], 'target_seconds': [1.0, 2.5, 4.0]}
+
+  def plan(abstained, *options, **more):
+    path = written(folder, abstained=abstained, **guesses, **more)
+    result = run('plan', '--costs', path, *options, '--json', '-')
+    return json.loads(result.out)['plans'][0]
+
+  half, always = plan(0.5), plan(0)
+  # With T(2) = 1.5, half of the runs score for that, half for a plain step's 1.
+  # Of two rows, none has a guess in a quarter of them.
+  of_two = plan(0.5, '--output_length', '1', batch_size=2)
+  for found, seconds in ((always, 1.55), (half, 1.3), (of_two, 1.425)):
+    assert found['choices'][1]['speedup'] == pytest.approx(1.4 / seconds)
+  assert half['best']['speedup'] > always['best']['speedup']
+  said = half['sentences'][-1]
+  low, high = map(float, re.findall(r'\d\.\d\d\b', said)[-2:])
+  assert low < half['best']['speedup'] < high < 1.2 * low
+  assert plan(0.5, '--alpha', '0.8') == plan(0, '--alpha', '0.8')
 
 
 def test_no_schedule_s_bound_is_below_a_gamma_s_own_speed(run, folder):

@@ -178,7 +178,7 @@ def test_rows_that_wait_cost_speed():
 @pytest.mark.parametrize(
   ('alpha', 'settings', 'batch_size', 'words'),
   [
-    (0.1, {'c': 0.5}, 1, 'only 10% of the drafted tokens are accepted'),
+    (0.1, {'c': 0.5}, 1, 'only 10% of the target runs accept'),
     (0.6, {'c': 0.8}, 1, 'drafting 1 token costs 0.80 plain steps'),
     (0.6, {'slope': 0.9}, 8, 'scoring 2 positions of 8 rows costs 1.90'),
     (0.6, {'loop': 3.0}, 1, 'the loop itself costs 3.00 plain steps'),
@@ -247,3 +247,27 @@ def test_a_time_that_is_no_number_is_refused_wherever_it_stands():
     dataclasses.replace(costs(), target_seconds=[1, np.nan, 2])
   with pytest.raises(ValueError, match='target_seconds needs'):
     dataclasses.replace(costs(), target_seconds=[])
+
+
+def test_intervals_are_of_what_is_drafted():
+  """A drafter that mostly has no guess: alpha 0.8 is of its guesses alone."""
+  mostly_none = [0.36, 0.8, *[0.88] * 10]
+  found = planner.plan(
+    mostly_none, costs(slope=0.1), interval=(0.75, 0.85), mean=0.8
+  )
+  ends = [
+    planner.plan([0.36 * x, 0.8 * x, *[0.88 * x] * 10], costs(slope=0.1))
+    for x in (0.75 / 0.8, 0.85 / 0.8)
+  ]
+  low, high = (end.best.speedup for end in ends)
+  assert low < found.best.speedup < high
+  assert f'between {low:.2f} and {high:.2f}' in found.sentences[-1]
+
+
+def test_runs_without_a_draft_cost_a_plain_step():
+  dear = costs(c=0.0, slope=0.5)
+  half = dataclasses.replace(dear, undrafted=0.5)
+  # T(5) is 3: half of the runs cost that, the others 1.
+  assert dear.iteration_seconds(4) == pytest.approx(3)
+  assert half.iteration_seconds(4) == pytest.approx(2)
+  assert half.iteration_seconds(0) == 1

@@ -1,10 +1,13 @@
 """Costs on slices that are not there. Those marked `tpu` run its compiler."""
 
+import _thread
 import contextlib
 import dataclasses
 import functools
 import importlib.util
 import sys
+import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.program import Part
+from specdec_jax.launch import progress
 from specdec_jax.models import families, presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts, workloads
@@ -96,6 +100,26 @@ def test_what_is_compiled_for_a_slice_is_not_kept(tmp_path):
     for name, value in before.items():
       jax.config.update(name, value)
     cache.reset_cache()
+
+
+def test_an_interrupt_is_answered_while_a_program_is_compiled():
+  is_over, ended = threading.Event(), []
+
+  class Lowered:
+    def compile(self, compiler_options):
+      is_over.wait(0.2)  # By then the others wait for this.
+      _thread.interrupt_main()
+      is_over.wait(5)
+      ended.append(compiler_options)
+
+  part = types.SimpleNamespace(lower=Lowered)
+  with pytest.raises(KeyboardInterrupt):
+    aot.compile_all([aot.Job(part, mesh=None)])
+  assert not ended
+  is_over.set()
+  for thread in threading.enumerate():
+    if thread.name == progress.THREAD:
+      thread.join()
 
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v4', 'v4:2x2', 'v5e:2x2x1', ''])

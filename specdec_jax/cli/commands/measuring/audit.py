@@ -7,6 +7,7 @@ import argparse
 import functools
 
 from specdec_jax.assembly import auditing
+from specdec_jax.assembly.sampling import LIMITS
 from specdec_jax.audit import audit
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.launch import compilation_cache, progress
@@ -39,6 +40,14 @@ def run(args: argparse.Namespace) -> int:
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
   decoder = chosen.build()
+  limits = [x for x in LIMITS if getattr(decoder.sampling, x) is not None]
+  if limits and args.dtype != 'float32':
+    # A token at the edge of a limit may be drawn in a call of one width and
+    # have probability 0 in one of another.
+    raise ValueError(
+      f'audit compares calls of two widths, and rounding in {args.dtype} moves '
+      f'the edge of {limits[0]}: give --dtype float32'
+    )
   sample, next_probs = auditing.engine(decoder, texts, settings)
   with progress.waiting('decoding'):
     report = audit(

@@ -111,6 +111,10 @@ def run(args: argparse.Namespace) -> int:
   max_gamma = args.max_gamma or costs.max_gamma
   alphas, interval = _alphas(args, found, max_gamma)
   batch_size, length = found['batch_size'], args.output_length
+  if args.alpha is None and found.get('profile'):
+    # Rows are taken to be independent, as for their iterations.
+    undrafted = found.get('abstained', 0) ** batch_size
+    costs = dataclasses.replace(costs, undrafted=undrafted)
   planned: list[plan_tables.Planned] = []
   for alpha in alphas:
     plan = planner.plan(
@@ -120,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
       batch_size=batch_size,
       length=length,
       interval=interval,
+      mean=found.get('alpha'),
     )
     tree = _tree(found, costs, alpha, plan, max_gamma, length)
     planned.append(plan_tables.Planned(alpha, plan, tree))
@@ -183,6 +188,9 @@ def _read(path: str, max_gamma: int | None) -> Figures:
   for name in _IF_ANY:
     found.numbers(name, [])
   found.number('num_devices', 1)
+  for name in ('alpha', 'abstained'):
+    if not 0 <= found.number(name, 0) <= 1:
+      found.refuse(name, 'a share from 0 to 1')
   if len(found.numbers('alpha_interval', [0, 1])) != 2:
     found.refuse('alpha_interval', 'two numbers')
   # --json repeats all of the file, also what is not read here.
