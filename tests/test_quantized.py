@@ -250,6 +250,23 @@ def test_layers_that_draft(layers_, kept):
   assert short.windows == tuple((1, 2, 3)[i % 3] for i in kept)
 
 
+@pytest.mark.parametrize('layers_', ['::2', '1::2', 1, ':2', ':3'])
+def test_an_encoder_keeps_its_windows(layers_):
+  from specdec_jax.assembly.drafters import quantized as choice
+
+  config = toy_gemma.encoder_decoder(V, num_layers=6, windows=(4096, 0))
+  shorten = functools.partial(choice._shortened, config, 'num_decoder_layers')
+  kept = choice._kept(layers_, 6)
+  # The decoder's windows are the encoder's: 4096, 0, 4096 of three layers.
+  if layers_ in ('::2', '1::2'):
+    with pytest.raises(ValueError, match='windows of the encoder'):
+      shorten(kept)
+  else:
+    short = shorten(kept)
+    assert short.num_decoder_layers == len(kept)
+    assert short.windows == config.windows
+
+
 @pytest.mark.parametrize(
   'layers_', [0, 7, '6', '1,0', '0,0', '4:', '::x', 'all', (), (-1,)]
 )

@@ -1,11 +1,17 @@
 """Suffix drafts against their rule, written out in plain Python."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import drafters
+from specdec_jax.assembly.drafters import Suffix
+from specdec_jax.assembly.drafters.choice import Target
+from specdec_jax.assembly.lengths import Fixed
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
 from specdec_jax.data import text_pool
 from specdec_jax.drafters.suffix import MAX_MATCH
@@ -132,6 +138,26 @@ def test_what_the_encoder_reads_is_looked_up_with_the_context():
   pool = text_pool.remember(text_pool.empty(POOL), [[5, 6, 7, 0, 8, 9]])
   found = propose(pool, [[0], [0]], encoder_rows=[[5, 6, 7], [5, 6, 4]])
   assert found == [[8, 9], []]
+
+
+def test_a_text_has_no_tokens_that_the_model_lacks(tmp_path):
+  """A tokenizer may have more of them, such as those of other models."""
+  path = tmp_path / 'text'
+  path.write_text('abc')
+  words = types.SimpleNamespace(
+    vocab_size=200, eos_ids=(), encode=lambda text, **_: list(text.encode())
+  )
+
+  def pool(num_logits: int):
+    config = toy.llama_config(num_logits)
+    target = Target(
+      name='', config=config, vocabulary=words, sampling=Sampling()
+    )
+    return Suffix(suffix_text=str(path)).make(target, Fixed(2)).join(None, ())
+
+  assert pool(100).tokens[-4:].tolist() == [97, 98, 99, -1]
+  with pytest.raises(ValueError, match='text has tokens that the model lacks'):
+    pool(99)
 
 
 def test_sizes_that_nothing_can_be_done_with():

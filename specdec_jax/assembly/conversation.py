@@ -178,8 +178,9 @@ class Conversation:
     params, programs = running.compiled(decoder, begun, settings, _parts)
     prefill, read_on, *loop = programs
     state = self._state
-    # An interrupt may have hit a step that overwrites the state.
-    if state is None or state.done.is_deleted():
+    # An interrupt may have hit a step that overwrites the state, of which
+    # `read_on` does not read `done`.
+    if state is None or state.context.tokens.is_deleted():
       state = prefill(params, *running.placed(begun, settings))
     elif self._room < room:
       larger = prefill(params, *running.placed(begun, settings))

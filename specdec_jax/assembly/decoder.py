@@ -181,6 +181,7 @@ class Decoder:
     for i, row in enumerate(ids, start=1):
       if not isinstance(row, Iterable):
         raise ValueError(f'text {i} is neither a string nor ids: {row!r}')
+      row = ids[i - 1] = list(row)  # An iterator is read once.
       if min(row, default=0) < 0 or max(row, default=0) > most:
         raise ValueError(f'text {i} has ids that are not from 0 to {most}')
     pool = jax.device_put(text_pool.remember(pool, ids))

@@ -12,7 +12,13 @@ import numpy as np
 
 from specdec_jax import keys
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.sampling import NAMES, Options, Sampling, overriding
+from specdec_jax.assembly.sampling import (
+  LIMITS,
+  NAMES,
+  Options,
+  Sampling,
+  overriding,
+)
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
@@ -113,7 +119,9 @@ class DecodeSettings(Options):
     values = {name: getattr(self, name) for name in NAMES}
     given = {name: x for name, x in values.items() if x is not None}
     made = dataclasses.replace(usual, **overriding(given))
-    made.check_is_used()
+    # The decoder's own were checked as its rule reads them.
+    if not {'temperature', *LIMITS}.isdisjoint(given):
+      made.check_is_used()
     made.check_has_room('max_new_tokens', self.max_new_tokens)
     return made
 

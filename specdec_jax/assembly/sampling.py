@@ -65,9 +65,13 @@ def check_names(given: Iterable[str]) -> None:
 
 def overriding(own: Mapping[str, Any]) -> dict[str, Any]:
   """Returns settings that override others; those of a greedy text also clear
-  the limits, which are meant for its neighbours."""
-  limits = LIMITS if own.get('temperature') == 0 else ()
-  return {**dict.fromkeys(limits), **own}
+  the limits, which are meant for its neighbours, and either name of the least
+  length clears the other."""
+  cleared = [*LIMITS] if own.get('temperature') == 0 else []
+  least = 'min_new_tokens', 'min_length'
+  if any(own.get(name) is not None for name in least):
+    cleared += least
+  return {**dict.fromkeys(cleared), **own}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

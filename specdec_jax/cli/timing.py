@@ -68,7 +68,7 @@ def plain(decoder: Decoder, dtype: str) -> Decoder:
   return decoder_lib.build(
     dataclasses.replace(decoder.model, dtype=dtype),
     drafter=NoDrafter(),
-    sampling=decoder.sampling,
+    sampling=Sampling(),
     waiting=progress.waiting,
   )
 

@@ -142,7 +142,14 @@ def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
   bytes_of = core.Vocabulary(eos, tokens)
   advice = 'write it without anchors, word boundaries and look-around'
   with package_errors(f'this grammar cannot be compiled, {advice}'):
-    bare = re.sub(r'\\.|\[[^]]*\]', '', pattern)
+    # Behind x, a branch that begins with an anchor would just never match.
+    if found := re.search(r'(?<!\\)(?:\\\\)*(\\A)', pattern):
+      raise ValueError(f'it has the anchor {found[1]}')
+    bare, before = re.sub(r'\\.', '', pattern), ''
+    while bare != before:  # Classes may be within classes: [[:alpha:]^].
+      before, bare = bare, re.sub(r'\[\^?\]?[^][]*\]', '', bare)
+    if '^' in bare:
+      raise ValueError('it has the anchor ^')
     depths = itertools.accumulate((c == '(') - (c == ')') for c in bare)
     if min(depths, default=0) < 0:
       core.Index(pattern, bytes_of)  # Of a)(b, it says what is wrong.

@@ -15,11 +15,11 @@ pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')
 
 import specdec_jax
-from specdec_jax.assembly import drafters, models, rules
+from specdec_jax.assembly import drafters, models, rules, running
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
-from specdec_jax.cli import from_flags
+from specdec_jax.cli import from_flags, timing
 from specdec_jax.data import ngram_counts
 from specdec_jax.drafters import schedules
 from specdec_jax.measure import trials
@@ -246,6 +246,42 @@ def test_some_texts_may_have_none_of_a_setting_that_is_a_list(decoder):
 def test_wrong_settings_are_said_at_once(decoder, options, message):
   with pytest.raises(ValueError, match=message):
     generate(decoder, TEXTS[:2], **options)
+
+
+def test_lenient_greedy_decodes_with_the_limits_that_its_rule_reads(folder):
+  lenient = {'verification': 'greedy', 'lenience': 0.5, 'top_p': 0.9}
+  decoder = specdec_jax.load(folder, gamma=2, **lenient)
+  [found] = generate(decoder, TEXTS[:1], repetition_penalty=1.5)
+  assert len(found.tokens) == NUM_NEW
+  for own in ({'top_k': 3}, {'top_p': [0.9, None]}):
+    with pytest.raises(ValueError, match='changes nothing at temperature 0'):
+      generate(decoder, TEXTS[:2], **own)
+  # The plain sides of `bench`, whose rule reads none.
+  assert timing.plain(decoder, 'bfloat16').sampling == Sampling()
+
+
+def test_either_name_of_the_least_length_clears_the_other():
+  def least(stated, **given):
+    settings = running.DecodeSettings(max_new_tokens=40, **given)
+    made = settings.sampling(Sampling(**stated))
+    # The same of a text with settings of its own.
+    whole = running.DecodeSettings(max_new_tokens=40, texts=[given])
+    assert whole.of_text(0).sampling(Sampling(**stated)) == made
+    return made.min_length, made.min_new_tokens
+
+  assert least({'min_length': 30}, min_new_tokens=0) == (None, 0)
+  assert least({'min_new_tokens': 20}, min_length=5) == (5, None)
+  assert least({'min_length': 30}, repetition_penalty=2.0) == (30, None)
+  assert least({}, min_length=5, min_new_tokens=3) == (5, 3)
+  # Of all texts one name, of a text the other.
+  both = running.DecodeSettings(
+    max_new_tokens=40, min_length=30, texts=[{'min_new_tokens': 2}, {}]
+  )
+  found = [both.of_text(i).sampling(Sampling()) for i in range(2)]
+  assert [(x.min_length, x.min_new_tokens) for x in found] == [
+    (None, 2),
+    (30, None),
+  ]
 
 
 def test_a_stop_string_ends_a_text(decoder, completions):
@@ -651,6 +687,10 @@ def test_what_is_remembered_is_copied(folder, completions, monkeypatch):
   # Of eight tokens, five and three, if the match is of the right text.
   assert sum(num_runs(again)) < 0.6 * sum(num_runs(first))
   assert num_runs(generate(decoder, TEXTS)) == num_runs(first)
+  # Ids may come from an iterator, which is read once.
+  same = decoder.remember(map(int, each.context) for each in first)
+  pools = [each.params.drafter for each in (same, wiser)]
+  jax.tree.map(np.testing.assert_array_equal, *pools)
   # Strings are remembered by their tokens.
   assert decoder.remember(['the in ab']).params.drafter.tokens.max() > 0
 
@@ -664,8 +704,9 @@ def test_who_does_not_remember_says_so(folder, decoder):
   with pytest.raises(ValueError, match='text 1 is neither a string nor ids: 5'):
     forgetful.remember([5, 6])
   for token in (-1, 10**6):
-    with pytest.raises(ValueError, match='text 2 has ids'):
-      forgetful.remember([[1], [2, token]])
+    for ids in ([2, token], iter([2, token])):
+      with pytest.raises(ValueError, match='text 2 has ids'):
+        forgetful.remember([[1], ids])
 
 
 def test_a_text_is_read_once_for_all_gammas(folder, tmp_path, monkeypatch):

@@ -66,6 +66,27 @@ def test_a_long_conversation_may_begin_again(monkeypatch, decoder):
   assert chat.send('ab').tokens == first.tokens
 
 
+def test_an_interrupt_may_hit_the_reading(monkeypatch, decoder, chat):
+  chat.send('the in ab')
+  compiled = conversation.running.compiled
+
+  def interrupted(*args):
+    params, (prefill, read_on, *loop) = compiled(*args)
+
+    def read(*args):
+      read_on(*args)
+      raise KeyboardInterrupt
+
+    return params, (prefill, read, *loop)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(conversation.running, 'compiled', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      chat.send('in')
+  asked = [*chat.messages, {'role': 'user', 'content': 'ab'}]
+  assert [chat.send('ab').tokens] == whole(decoder, asked)
+
+
 def test_the_next_message_breaks_an_answer_off(decoder, chat):
   answer = chat.stream('the in ab')  # It lives on, in the middle.
   said = next(iter(answer))

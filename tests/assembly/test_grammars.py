@@ -148,6 +148,9 @@ def test_dates_are_days_that_exist(form, rest):
     (r'[\d.-]{2}', ['1.', '-0'], ['٣.']),
     (r'[^\W0-9]', ['a', '_'], ['1', 'é', '-']),
     (r'[^\D1]\w', ['2a'], ['1a', '2é']),
+    ('^a$', ['a'], ['^a', 'a$']),
+    (r'[a\]^]\^', ['a^', ']^', '^^'], ['a', 'b^']),
+    ('[[:digit:]^]', ['1', '^'], ['a', ':']),
   ],
 )
 def test_classes_of_a_pattern_are_of_ascii(pattern, texts, others):
@@ -295,6 +298,12 @@ def test_adaptive_drafts_do_not_depend_on_neighbours(folder):
       '#/anyOf/0: # contains itself',
     ),
     ({'regex': '^a$'}, 'write it without anchors'),
+    ({'regex': '(^yes)|no'}, r'anchors.*has the anchor \^'),
+    ({'regex': r'yes|\Ano'}, r'anchors.*has the anchor \\A'),
+    (
+      {'json_schema': {'type': 'string', 'pattern': '^foo|^bar'}},
+      r'has the anchor \^',
+    ),
     ({'regex': 'a)|(b'}, 'write it without anchors'),
     ({'regex': r'[\x00-\x08]漢{22000}'}, 'states'),
   ],

@@ -99,9 +99,10 @@ def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
   sizes: dict[str, Any] = {field: len(kept)}
   # `windows` lists those of the first layers, and repeats.
   if windows := getattr(config, 'windows', ()):
-    sizes['windows'] = tuple(windows[i % len(windows)] for i in kept)
-    own = [sizes['windows'][i % len(windows)] for i in range(len(kept))]
-    if families.has_encoder(config) and [*sizes['windows']] != own:
+    own = tuple(windows[i % len(windows)] for i in kept)
+    if not families.has_encoder(config):
+      sizes['windows'] = own
+    elif own != tuple(windows[i % len(windows)] for i in range(len(kept))):
       raise ValueError(f'layers {kept}: windows of the encoder would change')
   return dataclasses.replace(config, **sizes)
 

@@ -38,6 +38,8 @@ class Suffix:
       text = ngram_counts.tokens_of_file(
         path, target.vocabulary, option='suffix_text'
       )
+      if text.max(initial=0) >= target.vocab_size:
+        raise ValueError(f'suffix_text {path} has tokens that the model lacks')
       return text_pool.remember(made, [text.tolist()])
 
     drafter = drafters.suffix(gamma=lengths.fixed(length))
