@@ -82,7 +82,9 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   metadata = settings.read(path)
   if not metadata.has('tree_metadata'):
     metadata.refuse('tree_metadata', 'the arrays of the tree')
-  is_ocdbt = metadata.flag('use_ocdbt', False)
+  # Orbax of 2024 states neither; its own reader looks for this file, too.
+  has_manifest = (folder / 'manifest.ocdbt').is_file()
+  is_ocdbt = metadata.flag('use_ocdbt', has_manifest)
   # The writer states the driver; earlier Orbax, which did not, used zarr.
   driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
   specs, tree = {}, metadata.at('tree_metadata')

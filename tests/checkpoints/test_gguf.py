@@ -36,7 +36,8 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
     is_tied=is_tied, has_attention_bias=has_attention_bias, dtype=dtype
   )
   params = make_params(config)
-  write_gguf(tmp_path / 'tiny.gguf', config, params)
+  tools = {'tokenizer.chat_template.tool_use': 'tools'} if is_tied else {}
+  write_gguf(tmp_path / 'tiny.gguf', config, params, metadata=tools)
   loaded, loaded_params, vocabulary = load(
     gguf, tmp_path / 'tiny.gguf', dtype=dtype
   )
@@ -46,6 +47,7 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
   assert vocabulary.eos_ids == (2,)
   assert vocabulary.roles['bos_token'] == '<|im_start|>'
   assert vocabulary.chat_template == CHAT_TEMPLATE
+  assert vocabulary.tool_template == ('tools' if is_tied else None)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +252,7 @@ def test_unsupported_models_are_refused(tmp_path, metadata, message):
     ('tokenizer.ggml.eos_token_id', '2', "is '2', expected token ids from 0"),
     ('tokenizer.ggml.add_bos_token', 1, 'is 1, expected true or false'),
     ('tokenizer.chat_template', 1, 'is 1, expected a string'),
+    ('tokenizer.chat_template.tool_use', 1, 'is 1, expected a string'),
   ],
 )
 def test_metadata_of_another_type_is_named(tmp_path, key, value, message):

@@ -555,8 +555,16 @@ def test_where_the_chat_template_comes_from(folder):
   vocabulary = huggingface.read_vocabulary(folder)
   assert vocabulary.chat_template == CHAT_TEMPLATE
   assert vocabulary.roles['bos_token'] == '<|im_start|>'
+  assert vocabulary.tool_template == 'tools'
   (folder / 'chat_template.jinja').write_text('file')
   assert read() == 'file'
+  # As transformers saves several.
+  more = folder / 'additional_chat_templates'
+  more.mkdir()
+  (more / 'tool_use.jinja').write_text('tools of a file')
+  vocabulary = huggingface.read_vocabulary(folder)
+  assert vocabulary.chat_template == 'file'
+  assert vocabulary.tool_template == 'tools of a file'
 
 
 def test_saving_names_what_is_wrong(tmp_path):

@@ -130,6 +130,16 @@ def test_trees_of_other_things(folder, changes, message):
   assert str(error.value).startswith(str(path))
 
 
+def test_metadata_that_does_not_state_ocdbt(folder):
+  """As of Orbax of 2024, whose own reader looks for the manifest."""
+  path = folder / 'params' / '_METADATA'
+  stated = json.loads(path.read_text())
+  assert stated.pop('use_ocdbt') is True
+  path.write_text(json.dumps(stated))
+  params = orbax.restore(folder, families.param_shapes(make_config()))
+  assert_trees_equal(params, make_params(make_config()))
+
+
 @pytest.mark.parametrize(
   ('text', 'message'),
   [

@@ -99,6 +99,21 @@ def test_the_step_is_kept_or_chosen(run, source, tmp_path):
   assert_refused(result, '--step', 'T5X')
 
 
+def test_only_t5x_needs_a_step(run, golden, tmp_path):
+  folder = shutil.copytree(golden / 't5x_orbax', tmp_path / 'source')
+  model_file.write(folder, CONFIG)
+  path = folder / 'checkpoint_7' / 'state' / '_METADATA'
+  stated = json.loads(path.read_text())
+  step = stated['tree_metadata']["('state', 'step')"]['value_metadata']
+  step['skip_deserialize'] = True
+  path.write_text(json.dumps(stated))
+  to = lambda *how: run('convert', folder, tmp_path / how[0], '--to', *how)
+  assert to('safetensors').status == 0
+  assert_refused(to('t5x_legacy'), 'does not say how many steps')
+  assert to('t5x_legacy', '--step', '0').status == 0
+  assert t5x.read_step(tmp_path / 't5x_legacy') == 0
+
+
 def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
   bare, folder = golden / 't5x_orbax', tmp_path / 'new'
   to = ('--to', 'orbax')

@@ -305,11 +305,13 @@ def read_vocabulary(path: Path) -> Vocabulary:
   tokenizer = _build_tokenizer(values, tokens, first.get('bos'))
   ends = _ENDS.get(values.text('tokenizer.ggml.pre'), ())
   others = map(tokens.index, set(ends).intersection(tokens))
+  template = lambda key: values.text(key) if values.has(key) else None
   return Vocabulary(
     tokenizer=tokenizer,
     eos_ids=tuple(sorted({*ids['eos'], *ids['eot'], *others})),
     roles={f'{name}_token': token for name, token in first.items()},
-    chat_template=values.text(_TEMPLATE) if values.has(_TEMPLATE) else None,
+    chat_template=template(_TEMPLATE),
+    tool_template=template(f'{_TEMPLATE}.tool_use'),
   )
 
 

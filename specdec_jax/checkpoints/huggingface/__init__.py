@@ -311,17 +311,25 @@ def _token(values: Settings, key: str) -> Json:
 
 def _read_chat_templates(folder: Path, values: Settings) -> dict[str, str]:
   """Reads chat templates by name: `default`, and others such as `tool_use`."""
-  path = folder / 'chat_template.jinja'
-  if path.is_file():
-    try:
-      return {'default': path.read_text(encoding='utf-8')}
-    except ValueError as error:
-      raise ValueError(f'{path} is not UTF-8 text') from error
+  # As transformers writes them, in files before the tokenizer's settings.
+  names = {
+    'default': 'chat_template.jinja',
+    'tool_use': 'additional_chat_templates/tool_use.jinja',
+  }
+  found = {}
+  for name, file in names.items():
+    path = folder / file
+    if path.is_file():
+      try:
+        found[name] = path.read_text(encoding='utf-8')
+      except ValueError as error:
+        raise ValueError(f'{path} is not UTF-8 text') from error
+  if found:
+    return found
   key = 'chat_template'
   templates = values.values.get(key)
   if not isinstance(templates, list):
     return {'default': values.text(key)} if values.has(key) else {}
-  found = {}
   for item in templates:
     if not isinstance(item, dict):
       values.refuse(key, 'a string or a list of objects')

@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
       )
   if vocabulary is not None:
     loading.check_vocabulary(args.source, vocabulary, config)
-  step = args.step
-  if step is None:
-    step = found.read_step(source) if found.read_step else 0
+  step = args.step or 0
+  if args.step is None and written.read_step and found.read_step:
+    step = found.read_step(source)
   with (
     progress.waiting(f'writing {destination}'),
     new_folder(destination, overwrite=args.overwrite) as folder,
