@@ -160,13 +160,14 @@ def is_begun(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _in_place(final: Path) -> Iterator[None]:
+def _in_place(final: Path, mark: str = '') -> Iterator[None]:
   """Runs the block in a folder of a bucket, empty but for what says that it is
-  begun; if it fails, removes what it wrote."""
+  begun; if it fails, removes what it wrote. A file `mark` is the first to go,
+  as readers take the folder for complete while it is there."""
   begun = final / _BEGUN
   begun.write_bytes(b'')
   try:
-    for child in final.iterdir():
+    for child in sorted(final.iterdir(), key=lambda each: each.name != mark):
       if child.is_dir():
         remove_tree(child)
       elif child != begun:
@@ -195,18 +196,19 @@ def folder(
     if not path.is_dir():
       raise ValueError(f'{path} is not a folder')
     if any(path.iterdir()):
-      if not (path / mark).exists():
+      is_whole = (path / mark).exists()
+      if not (is_whole or is_begun(path)):
         raise ValueError(f'{path} holds something else: choose another folder')
-      if not overwrite:
+      if is_whole and not overwrite:
         raise ValueError(f'{path} exists: add --overwrite to replace it')
   if (remote := in_bucket(path)) is not None:
     with tempfile.TemporaryDirectory(prefix='specdec-') as name:
       yield Path(name)
-      remove_tree(path)
       # Uploads the mark last: readers take a folder with its mark for complete.
       begun = [each for each in Path(name).iterdir() if each.name != mark]
-      for each in (*begun, Path(name, mark)):
-        (remote / each.name).upload(each)
+      with _in_place(path, mark):
+        for each in (*begun, Path(name, mark)):
+          (remote / each.name).upload(each)
     return
   final = Path(os.path.realpath(path))
   with _explained(path, final), new_folder(final, overwrite=overwrite) as new:

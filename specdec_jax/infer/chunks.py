@@ -129,6 +129,9 @@ def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   least = trials.NUM_BATCHES * batch_examples if batch_examples > 1 else 0
   is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
   known = trials.recall(_where(job)) if processes.is_first() else None
+  # Of shorter texts, for which the drafter had room.
+  if known is not None and known.gamma > max(job.decoder.tried_gammas):
+    known = None
   # The other processes need only the gamma of a choice; -1 is none.
   gamma = processes.number_of_first(-1 if known is None else known.gamma)
   if known is None and gamma >= 0:

@@ -9,6 +9,7 @@ from specdec_jax.assembly import beam_drafting, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
+from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import NAMES, Options, Sampling
@@ -217,6 +218,12 @@ def outline(
     is_dry_run=is_dry_run,
     exact_bits=decoding.exact_bits,
   )
+  if isinstance(decoder.length, Auto):
+    width = prompts.decoder_width(decoder.config, lengths['inputs'])
+    room = decoder.max_drafted - width - lengths['targets'] + 1
+    gammas = tuple(n for n in decoder.length.gammas if not n or n <= room)
+    length = dataclasses.replace(decoder.length, gammas=gammas)
+    decoder = dataclasses.replace(decoder, length=length)
   if decoding.num_decodes and mode != SCORE:
     decoder = beam_drafting.settled(decoder, decoding.draft_width)
     # Made first: it refuses contradictory options before anything is loaded.

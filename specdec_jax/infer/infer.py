@@ -235,6 +235,10 @@ def _decode_chunks(run: _Run) -> int:
       if gammas.is_open:
         gammas = gammas.settle(mark.gamma if mark else None)
         _say(gammas.choice.sentence if gammas.choice else '')
+        # Another run, of a bucket, may have been first, and may draft.
+        is_plain = loaded and not loaded.job.decoder.drafter.gamma
+        if is_plain and gammas.choice and gammas.choice.gamma:
+          loaded = None
       # A mark has the counts of its chunk, whichever run wrote it.
       if mark:  # Of the first process alone.
         total += mark.counts

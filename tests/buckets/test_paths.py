@@ -164,6 +164,35 @@ def test_a_folder_that_a_killed_process_was_writing(bucket):
   assert not replacing.is_begun(folder)
 
 
+def test_a_folder_whose_upload_was_killed(bucket, monkeypatch):
+  """The same command writes it again; a whole or a foreign one stays."""
+  folder = user_path(bucket) / 'tokens'
+  upload = type(folder).upload
+
+  def written(*names) -> set[str]:
+    with replacing.folder(folder, 'mark', overwrite=False) as begun:
+      for name in names:
+        (begun / name).write_text(name)
+    return {path.name for path in folder.iterdir()}
+
+  def killed(self, source):
+    upload(self, source)
+    raise GeneratorExit  # Nothing is cleaned up, as after a kill.
+
+  with monkeypatch.context() as patch:
+    patch.setattr(type(folder), 'upload', killed)
+    with pytest.raises(GeneratorExit):
+      written('mark', 'old')
+  assert replacing.is_begun(folder)
+  assert (folder / 'old').exists()
+  assert written('mark', 'new') == {'mark', 'new'}
+  with pytest.raises(ValueError, match='add --overwrite'):
+    written('mark')
+  (folder / 'mark').unlink()
+  with pytest.raises(ValueError, match='holds something else'):
+    written('mark')
+
+
 def test_the_first_one_stands(bucket):
   path = user_path(bucket) / 'a'
   assert path.create('first')

@@ -130,6 +130,10 @@ def test_bad_input(run, predictions, tmp_path):
   short = tmp_path / 'short.txt'
   short.write_text('a\n')
   assert_refused(run('eval', predictions, '--targets', short), '3 predictions')
+  pairs = tmp_path / 'pairs.tsv'
+  pairs.write_text('an input\ta target\n' * 3)
+  refused = run('eval', predictions, '--targets', pairs)
+  assert_refused(refused, 'pairs.tsv also has inputs', '.txt of the targets')
   assert_refused(run('eval', predictions, '--metrics=meteor'), "'meteor'")
   result = run('eval', predictions, '--metrics=bleu', '--task=any')
   assert_refused(result, '--task', '--metrics')

@@ -163,6 +163,15 @@ def test_what_is_nowhere_found(run, elsewhere, flags, sentence):
   assert_refused(run('infer', *flags), 'gin: ' + sentence.format(**words))
 
 
+def test_a_task_is_learnt_with_a_vocabulary(run, elsewhere):
+  flags = [f'--gin.{x.replace(" ", "")}' for x in (*TRAIN, 'TRAIN_STEPS = 7')]
+  flags.append("--gin.MIXTURE_OR_TASK_NAME='task.jsonl'")
+  refused = run('train', '--gin_file=runs/train_task.gin', *flags)
+  assert_refused(
+    refused, 'gin: no value for VOCABULARY: give --gin.VOCABULARY='
+  )
+
+
 def test_help_has_the_short_names(run, monkeypatch):
   monkeypatch.setenv('COLUMNS', '200')
   text = run('infer', '--help').out

@@ -30,6 +30,7 @@ from specdec_jax.measure import trials
 from specdec_jax.models import families, presets
 from specdec_jax.text import tasks
 from specdec_jax.theory import gamma_trials
+from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, gin_file, predictions, records, result
@@ -439,6 +440,27 @@ def test_a_gamma_that_nobody_gives(run, t5, task, tmp_path, monkeypatch):
   assert found == [*given[:4], *plain[4:]]
   assert (mark['gamma'], mark['turns']) == (0, [3])
   assert 'has to give 3.90' in told
+
+
+@pytest.mark.slow
+def test_another_run_chose_to_draft(once, run, t5, task, tmp_path, monkeypatch):
+  """Its mark stands, and the weights are without a drafter's."""
+  plain, drafts = (ChosenGamma(gamma=n, sentence='') for n in (0, 3))
+  monkeypatch.setattr(trials, 'recall', lambda where: plain)
+  write_chunk = output.write_chunk
+
+  def write(shard, index, lines, mark, settings):
+    mark = write_chunk(shard, index, lines, mark, settings)
+    return mark if index else dataclasses.replace(mark, gamma=drafts)
+
+  monkeypatch.setattr(output, 'write_chunk', write)
+  done = run(*argv(t5, task, tmp_path, gin_file('drafters/uniform.gin')))
+  assert done.status == 0, done
+  assert predictions(result(tmp_path)) == predictions(result(once[0]))
+  drafted = [line['aux']['drafted'] for line in records(result(tmp_path))]
+  size = infer_runs.BATCH_SIZE
+  assert not any(drafted[:size])
+  assert all(drafted[size:])
 
 
 @pytest.mark.slow

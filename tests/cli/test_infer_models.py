@@ -1,18 +1,23 @@
 """Drafters as gin files name them."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from specdec_jax.assembly import models
-from specdec_jax.assembly.drafters import DraftModel
+from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
+from specdec_jax.infer import chunks, decoding
+from specdec_jax.measure import trials
 from specdec_jax.models import families, presets
 from specdec_jax.sharding import mesh
+from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests import toy
 from tests.cli import infer_runs, tiny
 
@@ -107,6 +112,29 @@ def test_public_sizes_draft_for_each_other(target, draft):
     seen, Fixed(4)
   )
   assert drafting.config == presets.preset(draft, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+  ('num_new', 'gammas'),
+  [(233, (0, 5, 11, 23)), (234, (0, 5, 11)), (256, (0,))],
+)
+def test_a_gamma_without_positions_is_not_tried(num_new, gammas, monkeypatch):
+  """Of 256; nor is it taken if it was remembered of shorter texts."""
+  pytest.importorskip('sentencepiece')
+  drafter = SpecDrafter(model=Model(checkpoint='ende-spec-drafter'))
+  job = decoding.outline(
+    Model(checkpoint='ende-mini'),
+    decoding.Decoding(make_drafter=lambda: drafter, batch_size=1),
+    {'inputs': 64, 'targets': num_new},
+    'predict',
+    mesh.device_mesh(num_devices=1),
+  )
+  assert job.decoder.tried_gammas == gammas
+  for gamma in (11, 23):
+    remembered = ChosenGamma(gamma=gamma, sentence='')
+    monkeypatch.setattr(trials, 'recall', lambda where, it=remembered: it)
+    begun = chunks.begin(job, itertools.repeat(None))
+    assert begun.choice == (remembered if gamma in gammas else None)
 
 
 @pytest.mark.parametrize('num_devices', [0, -1, '1'])

@@ -50,6 +50,11 @@ def run(args: argparse.Namespace) -> int:
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
   paths = map(user_path, args.predictions)
   records = list(itertools.chain.from_iterable(map(_read, paths)))
+  if args.targets and args.targets.endswith('.tsv'):
+    raise ValueError(
+      f'--targets {args.targets} also has inputs: give a .txt of the targets, '
+      'or a .jsonl'
+    )
   if args.targets:
     _check_whole(args.predictions)
     field = 'targets' if args.targets.endswith('.jsonl') else 'inputs'
