@@ -83,6 +83,16 @@ def age(contents: Mapping[str, Any]) -> str | None:
   )
 
 
+def lines(path: Path) -> list[Cells]:
+  """Reads the lines of JSON that a stopped run has left, and removes the last
+  one if it is unfinished."""
+  text = path.read_text('utf-8') if path.exists() else ''
+  whole, end, rest = text.rpartition('\n')
+  if rest:
+    path.write_text(whole + end, 'utf-8')
+  return [json.loads(line) for line in whole.splitlines()]
+
+
 def day(started: float) -> str:
   """The date of a `time.time()`."""
   return datetime.datetime.fromtimestamp(started, datetime.UTC).strftime(
@@ -106,9 +116,9 @@ def measure(
   more: Mapping[str, str] = {},
 ) -> None:
   """Makes, writes and prints a table; see `header` and `write`."""
-  started = time.time()
+  started, code = time.time(), of_code()  # As it is when it is measured.
   table = make()
-  above = header(*command, started) | {**more}
+  above = header(*command, started) | code | {**more}
   print(write(folder, name, title=title, header=above, table=table), flush=True)
 
 

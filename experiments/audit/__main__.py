@@ -105,8 +105,7 @@ def rows(engine: Engine, folder: Path) -> Iterator[Cells]:
     name += f', {provenance.code()}'
   path = folder / f'{name}.jsonl'.replace(', ', '+').replace(' ', '-')
   path.parent.mkdir(parents=True, exist_ok=True)
-  lines = path.read_text('utf-8').splitlines() if path.exists() else []
-  found = {cells['way']: cells for cells in map(json.loads, lines)}
+  found = {cells['way']: cells for cells in report.lines(path)}
   for way in engine.ways():
     if way.name not in found:
       found[way.name] = cells = {'engine': version, **row(way)}

@@ -27,6 +27,7 @@ from experiments.leviathan2023 import pairs
 from experiments.leviathan2023.pairs import Pair
 from experiments.report import Table
 from specdec_jax.base import Prompt
+from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import stopwatch
 
@@ -41,11 +42,7 @@ class Progress:
   """Lines that were measured, in a file that a restart reads."""
 
   def __init__(self, path: Path):
-    self.path = path
-    self.lines: list[dict[str, Any]] = []
-    if path.exists():
-      text = path.read_text(encoding='utf-8')
-      self.lines = [json.loads(line) for line in text.splitlines()]
+    self.path, self.lines = path, report.lines(path)
 
   def of(
     self, key: dict[str, Any], measure: Callable[[], list[dict[str, Any]]]
@@ -71,7 +68,7 @@ def equality(pair: Pair, args: argparse.Namespace, progress: Progress) -> Table:
     found: list[dict[str, Any]] = []
     batches = common.batches(pair.layout, rows, args.batch_size)
     for i, (prompt, part) in enumerate(batches):
-      key = _key('equality', args, beams=num_beams, batch=i, rows=len(rows))
+      key = _key('equality', args, beams=num_beams, batch=i, rows=rows)
       compare = functools.partial(_compared, pair, made, prompt, part, args)
       found += progress.of(key, lambda: compare(num_beams))  # noqa: B023
       print(f'equality, {num_beams} beams: batch {i}', file=sys.stderr)
@@ -194,7 +191,7 @@ def speed(pair: Pair, args: argparse.Namespace, progress: Progress) -> Table:
     made = _compiled_late(pair, num_beams, args, args.gammas)
     found: list[list[dict[str, Any]]] = []
     for i, row in enumerate(rows):
-      key = _key('speed', args, beams=num_beams, example=i, rows=len(rows))
+      key = _key('speed', args, beams=num_beams, example=i, rows=rows)
       prompt = common.pack(pair.layout, [row], 1)
       time_it = functools.partial(_timed, made, prompt, args.repeats)
       found.append(progress.of(key, time_it))
@@ -242,8 +239,11 @@ def _timed(
   ]
 
 
-def _key(table: str, args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+def _key(
+  table: str, args: argparse.Namespace, *, rows: Sequence[Row], **more: Any
+) -> dict[str, Any]:
   """What a line of progress is of."""
+  more |= {'rows': examples.digest(rows)}
   shared = {'alpha': args.alpha, 'copied': args.copied}
   shared |= {'code': provenance.code(_CODE)}
   if table == 'equality':

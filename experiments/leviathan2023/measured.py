@@ -162,7 +162,7 @@ def _overlaps(
 ) -> list[list[calibration.Overlaps]]:
   """Measures how much of the target's probability each drafter's guesses cover,
   along texts that the target writes."""
-  target, draft_model = pair.params
+  target, draft_model = pair.joined
   return calibration.overlaps(
     Params(target, [draft_model] * len(names)),
     jax.random.key(0),
@@ -223,7 +223,7 @@ def _cost_programs(
   if temperature == 0:
     widths = {1, *range(2, min(last, 4)), *range(5, last, 4), last + 1}
   made = iteration_costs.cost_programs(
-    pair.params,
+    pair.joined,
     jax.random.key(0),
     pairs.prompts(pair, 1, 1)[0],
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
@@ -364,7 +364,7 @@ def _time(
 ) -> tuple[dict[Any, Timed], Costs | None]:
   """Every way, and plain decoding as None; and the parts of an iteration."""
   args = (
-    pair.params,
+    pair.joined,
     jax.random.key(0),
     pairs.prompts(pair, settings.num_timed, 1),
   )

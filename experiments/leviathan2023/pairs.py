@@ -140,8 +140,14 @@ class Pair:
 
   @property
   def params(self) -> Params:
-    """Of the target and of the trained drafter; the others have none."""
+    """Of the target and of the trained drafter, as they are stored; the others
+    have none."""
     return Params(self.target.params, self.draft_model.params)
+
+  @functools.cached_property
+  def joined(self) -> Params:
+    """The same as the trained drafter takes them, of its draft vocabulary."""
+    return decoder(self, 1, 0.0).params
 
   @property
   def max_len(self) -> int:

@@ -7,6 +7,7 @@ and columns.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import sys
@@ -65,6 +66,7 @@ def _run(settings: Settings, folder: Path, argv: Sequence[str]) -> None:
   started, sets = time.time(), _sets(settings)
   header = report.header(MODULE, argv, started) | {
     'dtype': settings.dtype,
+    'texts': hashlib.sha256(repr(sets).encode()).hexdigest()[:10],
     'settings': {
       name: value for name, value in vars(settings).items() if value is not None
     },

@@ -82,7 +82,7 @@ def write(
 ) -> str:
   """Writes suite.json, suite.md and, if matplotlib is there, suite.svg; returns
   what the terminal shows."""
-  notes, figures = [*notes, prediction(rows)], ['suite.svg']
+  notes, figures = [*notes], ['suite.svg']
   try:
     figure = speedup_by_category(rows)
     with replacing.file(folder / figures[0]) as begun:
@@ -90,6 +90,7 @@ def write(
   except ImportError as error:
     figures = []
     notes.append(f'There is no plot: {error}.')
+  notes.append(prediction(rows))
   contents = {'title': TITLE, **header, 'rows': rows, 'notes': notes}
   write_text(folder / 'suite.json', json.dumps(contents, indent=1))
   contents |= {'figures': figures, 'notes': [*notes, *_NOTES]}

@@ -65,7 +65,8 @@ def of_batch(
   if settings.top_logprobs is None:
     return None
   prompt, num_devices = batch.prompt, settings.num_devices
-  how = prompt.sampling or sampling.of_rows([], prompt.row_ids.size)
+  usual = [decoder.sampling] * prompt.row_ids.size
+  how = prompt.sampling or sampling.of_rows(usual, len(usual))
   temperature: Arrays = np.array(how.temperature)
   temperature[temperature == 0] = 1
   how = dataclasses.replace(how, temperature=temperature)

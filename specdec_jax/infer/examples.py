@@ -89,7 +89,9 @@ def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
     try:
       sampling = dataclasses.replace(usual, **overriding(own))
       made[example.settings] = sampling
-      sampling.check_is_used()
+      # The usual limits were checked as the rule reads them.
+      if not {'temperature', *sampling_lib.LIMITS}.isdisjoint(own):
+        sampling.check_is_used()
     except (TypeError, ValueError) as error:
       raise ValueError(f'example {i}: {error}') from error
   return made
@@ -119,7 +121,10 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   ids, eos_ids = example.input_ids, layout.vocabulary.eos_ids
   if ids is None and example.dialogue is not None:
     messages, tools = example.dialogue.messages, example.dialogue.tools
-    ids = tuple(layout.vocabulary.encode_chat(messages, tools))
+    try:
+      ids = tuple(layout.vocabulary.encode_chat(messages, tools))
+    except ValueError as error:
+      raise ValueError(f'example {index + 1}: {error}') from error
   elif ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
     found = layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
@@ -246,7 +251,9 @@ def digest(rows: Iterable[Row]) -> str:
   """Digests what the model reads of rows, and what is written of them."""
 
   def one(row: Row) -> str:
-    read: tuple[object, ...] = (row.index, row.ids, row.example.fields())
+    # A template may write the day of the run into the tokens of messages.
+    given = row.example.dialogue or row.ids
+    read: tuple[object, ...] = (row.index, given, row.example.fields())
     read += (row.targets,) if row.targets else ()
     read += (row.example.settings,) if row.example.settings != '{}' else ()
     return hashlib.sha256(repr(read).encode()).hexdigest()

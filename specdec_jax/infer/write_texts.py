@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -179,7 +178,9 @@ def _description(
   """Returns all that the texts depend on, for `written_texts.begin`."""
   config: Any = decoder.config  # Of a Llama, if layers are kept; see `_check`.
   layers = writing.layers
-  text = json.dumps([row.ids for row in rows]).encode()
+  # As in `examples.digest`.
+  given = [row.example.dialogue or row.ids for row in rows]
+  text = repr(given).encode()
   settings = ('max_new_tokens', 'batch_size', 'part_size', 'seed')
   description = decoder.digests() | {
     **{name: getattr(writing, name) for name in settings},

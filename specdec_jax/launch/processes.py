@@ -161,9 +161,11 @@ def _join(meeting: Meeting) -> None:
     with progress.waiting(message, notice_after=_NOTICE_SECONDS):
       progress.interruptible(join, seconds=_JOIN_SECONDS)
   except TimeoutError as error:
-    raise ValueError(
+    # Not bad input: their machines may come late, and a pod is started again.
+    raise ConnectionError(
+      failures.AWAY,
       f'{others} and this process have not met{place} within {_JOIN_SECONDS} '
-      's: start all of them, each with an address of process 0 that it reaches'
+      's: start all of them, each with an address of process 0 that it reaches',
     ) from error
   except (RuntimeError, ValueError) as error:
     raise ValueError(f'cannot join {others}{place}: {error}') from error

@@ -110,6 +110,15 @@ def test_a_sweep_of_one_model_twice(argv, task):
   assert found.fixed[2].whole_speedup(found.plain) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_drafts_are_of_the_draft_vocabulary(task, temperature):
+  """Which ende-nano has: its weights are cut to it first."""
+  pair = pairs.load(f'ende:::{task}', task.parent, 0)
+  [[found]] = measured._overlaps(pair, [pairs.TRAINED], temperature, SETTINGS)
+  assert found.values[found.is_text].mean() > 0.2
+
+
 def test_block_verification_is_compared_on_the_same_examples(monkeypatch):
   toy = sun2024.toy().rows
   assert [row['accepted'] for row in toy] == ['1.1111', '1.2222']

@@ -109,7 +109,7 @@ def load(
     vocab_size=config.vocab_size,
     eos_ids=(int(tokenizer.eos_id()),),
   )
-  sampling.check_is_used()
+  rule.judge(sampling).sampling.check_is_used()
   seen = Target(
     name='model', config=config, vocabulary=vocabulary, sampling=sampling
   )

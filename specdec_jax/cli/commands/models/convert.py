@@ -104,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
   ):
     if vocabulary is not None:
       vocabulary_files.write(folder, vocabulary)
+    if (own := source / formats.DRAFT_VOCABULARY).is_file():
+      (folder / own.name).write_bytes(own.read_bytes())
     written.write(folder, config, params, step)
   leaves = jax.tree.leaves(params)
   print(
@@ -148,7 +150,7 @@ def _check_is_model(destination: Path) -> None:
     )
   # Files of any format: a folder in another format may be replaced, too.
   names = {name for each in written for name in each.files}
-  names.update(vocabulary_files.WRITTEN)
+  names.update((*vocabulary_files.WRITTEN, formats.DRAFT_VOCABULARY))
   known = lambda child: child.is_file() and child.name in names
   is_other = lambda child: not (_is_part(child) or known(child))
   if others := sorted(child.name for child in children if is_other(child)):
