@@ -145,3 +145,14 @@ def test_who_asks_for_none_gets_none(folder):
   assert [len(top) for top in every] == [most] * 4
   with pytest.raises(ValueError, match=r'top_logprobs.*0'):
     ask(top_logprobs=0)
+
+
+def test_limits_of_a_lenient_rule_count(folder):
+  """It reads probabilities at temperature 1, though its text is greedy."""
+  lenient = {'verification': 'greedy', 'lenience': 0.5, 'top_k': 2}
+  decoder = specdec_jax.load(folder, gamma=2, **lenient)
+  [found] = specdec_jax.generate(
+    decoder, TEXTS[:1], max_new_tokens=4, top_logprobs=5
+  )
+  assert [len(top) for top in found.top_log_probs] == [5] * 4
+  assert [len(top) for top in found.top_processed_log_probs] == [2] * 4

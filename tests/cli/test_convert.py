@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import (
+  formats,
   loading,
   model_file,
   orbax,
+  pretrained,
   safetensors_folder,
   stored_arrays,
   t5x,
@@ -112,6 +114,14 @@ def test_only_t5x_needs_a_step(run, golden, tmp_path):
   assert_refused(to('t5x_legacy'), 'does not say how many steps')
   assert to('t5x_legacy', '--step', '0').status == 0
   assert t5x.read_step(tmp_path / 't5x_legacy') == 0
+
+
+def test_a_draft_vocabulary_goes_along(run, tmp_path):
+  folder, name = tmp_path / 'nano', formats.DRAFT_VOCABULARY
+  own = (pretrained.FOLDER / 'ende-nano' / name).read_bytes()
+  for more in (['orbax'], ['safetensors', '--overwrite']):
+    assert run('convert', 'ende-nano', folder, '--to', *more).status == 0
+    assert (folder / name).read_bytes() == own
 
 
 def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):

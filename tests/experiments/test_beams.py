@@ -64,7 +64,13 @@ def test_one_model_twice_saves_calls_and_changes_no_beam(
   again = json.loads((tmp_path / 'equality.json').read_text())
   assert again['rows'] == equality['rows']
   assert 'contrib' in again['code']
-  # But not that of other code.
+  # But not that of other texts, or of other code.
+  task = tmp_path / 'test.jsonl'
+  texts = task.read_text()
+  task.write_text(texts.replace('number a', 'number d'))
+  with pytest.raises(TypeError):
+    beams.main(argv)
+  task.write_text(texts)
   monkeypatch.setattr(beams.provenance, 'code', lambda *more: 'contrib 0')
   with pytest.raises(TypeError):
     beams.main(argv)

@@ -105,3 +105,13 @@ def test_the_page_has_what_the_tables_say():
   assert tables(results.PAGE.read_text('utf-8')) == tables(
     results.page(results.ROOT)
   )
+
+
+def test_an_unfinished_line_is_measured_again(tmp_path):
+  path = tmp_path / 'progress.jsonl'
+  assert report.lines(path) == []
+  path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+  assert report.lines(path) == [{'a': 1}, {'a': 2}]
+  with path.open('a') as file:
+    file.write('{"a": 3}\n')
+  assert report.lines(path) == [{'a': 1}, {'a': 2}, {'a': 3}]

@@ -109,7 +109,9 @@ def test_drafters_of_an_encoder_decoder_have_their_own_states(
     *('--categories', examples.TRANSLATION),
   )
   assert status == 0, err
-  rows = json.loads((tmp_path / 'suite.json').read_text())['rows']
+  contents = json.loads((tmp_path / 'suite.json').read_text())
+  rows = contents['rows']
+  assert contents['notes'][-1].startswith('Predicted speedups')
   [alpha] = [r['alpha'] for r in rows if r['drafter'] == 'prompt_lookup']
   assert alpha is not None
   assert alpha > 0.5
