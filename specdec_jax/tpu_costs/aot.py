@@ -112,6 +112,9 @@ def find_slice(name: str) -> Slice:
   return Slice(name=name, chip=chip, devices=tuple(topology.devices))
 
 
+_Compiled = tuple[Any, float]  # A program, and the seconds it took.
+
+
 class Job(NamedTuple):
   """A program to compile, of shapes whose shardings name the devices; `mesh` is
   set while it is traced."""
@@ -120,15 +123,15 @@ class Job(NamedTuple):
   mesh: Mesh | None
 
 
-def compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
+def compile_all(jobs: Sequence[Job]) -> list[_Compiled]:
   """Compiles the jobs, two at a time, and shows a bar meanwhile; returns each
   with the seconds that it took. Raises ValueError if one does not fit in the
   memory of its devices."""
   return progress.interruptible(lambda: _compile_all(jobs))
 
 
-def _compile_all(jobs: Sequence[Job]) -> list[tuple[Any, float]]:
-  def finish(lowered: Any) -> tuple[Any, float]:
+def _compile_all(jobs: Sequence[Job]) -> list[_Compiled]:
+  def finish(lowered: Any) -> _Compiled:
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=_OPTIONS)
     return compiled, time.perf_counter() - started
@@ -178,7 +181,7 @@ def _without_cache() -> Iterator[None]:
 
 
 def price(
-  programs: Sequence[tuple[Any, float]],
+  programs: Sequence[_Compiled],
   chip: Chip,
   context: float = math.inf,
 ) -> list[ProgramCost]:
