@@ -35,8 +35,8 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
   },
   'exact_bits': {
     'action': 'store_true',
-    'help': 'call the target at one width, so that greedy text is that of '
-    '--drafter none with the same flags, in bfloat16 too',
+    'help': 'call the target at one width, with drafts or without, so that '
+    "greedy text is plain decoding's at that width, in bfloat16 too",
   },
   'forget': {
     'action': 'store_true',

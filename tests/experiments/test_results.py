@@ -95,6 +95,17 @@ def test_no_page_quotes_what_is_older_than_the_code():
   assert results.check(results.ROOT, readme, page) == []
 
 
+def test_the_front_page_sums_up_its_own_table():
+  """The best speeds of copies, translation and chat, to one decimal."""
+  readme = results.FRONT.read_text('utf-8')
+  said = next(x for x in readme.splitlines() if x.startswith('- **Speed.**'))
+  rows = [x.split('|') for x in readme.splitlines() if '| **' in x]
+  for text in 'a copy', 'German', 'chat':
+    best = max(float(x[4].strip(' *')) for x in rows if text in x[2])
+    said = said.partition(f' {best:.1f} ')[2]
+    assert said, f'{text}: {best:.2f}'
+
+
 def test_the_page_has_what_the_tables_say():
   """Below the first lines, and but for ages, which change with the code."""
 
