@@ -46,7 +46,7 @@ def ship(
   The last of `runs` has the model; each began from the one before. If the first
   began from the model that is shipped, its card keeps what it says of the runs
   before. `manifest` is None for a drafter that learned from texts of its target
-  alone; `about` is what the runs do not say, such as the device. ValueError if
+  alone; a draft vocabulary that was shipped before stays; `about` is what the runs do not say, such as the device. ValueError if
   a run is not finished, or has another vocabulary than what was shipped before,
   or there is no manifest.
   """
@@ -65,8 +65,12 @@ def ship(
   is_huggingface = families.has_encoder(config) or is_eagle
   to = 'huggingface' if is_huggingface else 'safetensors'
   params = formats.read_params(source, config)
+  # What is drafted follows from the texts, not from the weights.
+  drafted = folder / formats.DRAFT_VOCABULARY
   with replacing.new_folder(folder, overwrite=overwrite) as begun:
     _write(begun, config, params, source, to)
+    if drafted.is_file():
+      shutil.copyfile(drafted, begun / formats.DRAFT_VOCABULARY)
     if is_eagle:
       logs = [metrics_log.read_log(Path(x) / metrics_log.NAME) for x in runs]
       curve.draw(curve.joined(logs), begun / curve.NAME)

@@ -219,7 +219,9 @@ def test_a_shipped_model_is_trained_further(folder, shipped, tmp_path):
     gin.write("\nINITIAL_CHECKPOINT_PATH = 'toy-mini'\n")
   arguments = ['--run', str(tmp_path / 'further'), '--name=toy-mini']
   arguments += ['--manifest', str(folder / 'manifest.json'), '--device=two']
+  (shipped / 'toy-mini' / formats.DRAFT_VOCABULARY).write_text('{"ids": [1]}')
   assert main(['ship', *arguments, '--overwrite']) == 0
+  assert (shipped / 'toy-mini' / formats.DRAFT_VOCABULARY).is_file()
   runs = [run['run'] for run in card.load('toy-mini')['training']]
   assert runs == ['target', 'further']
 

@@ -54,7 +54,7 @@ def loop() -> Iterator[Way]:
 
 def doors() -> Iterator[Way]:
   """`specdec_jax.load`, texts of different lengths in batches of 64, with the
-  shipped models of 32,000 tokens."""
+  shipped models of 8,192 tokens."""
   for setting, top_k in ways.SETTINGS.items():
     for name, options in _DOORS.items():
       decoder = specdec_jax.load(
