@@ -46,9 +46,10 @@ def ship(
   The last of `runs` has the model; each began from the one before. If the first
   began from the model that is shipped, its card keeps what it says of the runs
   before. `manifest` is None for a drafter that learned from texts of its target
-  alone; a draft vocabulary that was shipped before stays; `about` is what the runs do not say, such as the device. ValueError if
-  a run is not finished, or has another vocabulary than what was shipped before,
-  or there is no manifest.
+  alone; `about` is what the runs do not say, such as the device. A draft
+  vocabulary that was shipped before stays. ValueError if a run is not finished,
+  or has another vocabulary than what was shipped before, or there is no
+  manifest.
   """
   records = [_training(Path(run)) for run in runs]
   begun_from = records[0]['settings'].get('INITIAL_CHECKPOINT_PATH')
