@@ -8,7 +8,7 @@ import pytest
 from specdec_jax import drafters, logits, theory, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.drafters import schedules
-from tests import decoders, toy, trial
+from tests import decoders, slow, toy, trial
 from tests.test_exactness_loop import LOSSLESS
 
 V = 4
@@ -57,7 +57,7 @@ def test_the_running_alpha_finds_the_best_gamma():
   assert hopeless[-1] == theory.best_gamma(0.02, 0.05) == 0
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('name', 'rule'),
   [
     ('heuristic', 'block'),
@@ -65,6 +65,7 @@ def test_the_running_alpha_finds_the_best_gamma():
     ('threshold', 'speculative_sampling'),
     ('threshold', 'block'),
   ],
+  now=[('heuristic', 'block'), ('threshold', 'speculative_sampling')],
 )
 def test_decodes_have_the_target_s_distribution(name, rule):
   options = (

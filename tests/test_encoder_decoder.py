@@ -17,7 +17,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.sharding import mesh as mesh_lib
-from tests import toy, toy_t5
+from tests import slow, toy, toy_t5
 
 # Sizes that eight devices divide.
 V, MAX_LEN, EOS = 16, 20, 1
@@ -111,7 +111,7 @@ def expected(way: str) -> list[list[int]]:
   return decoded(output)
 
 
-@pytest.mark.parametrize('way', WAYS)
+@slow.parametrize('way', WAYS, now=['sampled'])
 def test_rows_do_not_know_their_batch(way):
   rows = expected(way)
   assert len({tuple(row) for row in rows}) > 25

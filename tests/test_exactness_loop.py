@@ -1,5 +1,6 @@
 """The compiled loop, drafter and all, against the target's distribution."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -299,8 +300,14 @@ def test_drafter_sampled_otherwise(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize('rule', LOSSLESS)
-@pytest.mark.parametrize('name', ['autoregressive', 'prompt_lookup'])
+@slow.parametrize(
+  ('rule', 'name'),
+  itertools.product(LOSSLESS, ['autoregressive', 'prompt_lookup']),
+  now=[
+    ('block', 'autoregressive'),
+    ('speculative_sampling', 'prompt_lookup'),
+  ],
+)
 def test_eos_and_ragged_limits_in_mid_block(rule, name, record_property):
   drafter, params = _drafter(name, 3)
   result = check(

@@ -55,8 +55,11 @@ def _stepped(name: str, walk: str):
   return init(PARAMS, jax.random.key(0), _prompt()), step
 
 
-@slow.parametrize('name', DRAFTERS, now=['likeliest', 'sampled'])
-@pytest.mark.parametrize('way', ['greedy', 'sampled'])
+@slow.parametrize(
+  ('name', 'way'),
+  [(name, way) for name in DRAFTERS for way in ('greedy', 'sampled')],
+  now=[('likeliest', 'greedy'), ('sampled', 'sampled')],
+)
 def test_the_walk_gives_the_tokens_of_plain_decoding(name, way):
   """Sampled ones too, by the same seed, through EOS and limits."""
   walk, to_probs = {

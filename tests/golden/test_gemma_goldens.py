@@ -15,7 +15,7 @@ import pytest
 
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families
-from tests import toy
+from tests import slow, toy
 from tests.golden.test_t5_goldens import TINY as T5S
 
 GOLDEN = pathlib.Path(__file__).parent
@@ -59,7 +59,7 @@ def test_logits_of_whole_rows(name):
   np.testing.assert_allclose(logits, arrays['logits'], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize('name', [*TINY, *T5S])
+@slow.parametrize('name', [*TINY, *T5S], now=[*TINY, 'tiny_t5_1_1'])
 def test_logits_of_ragged_rows_after_rollback(name):
   """Rows go on from different lengths, some tokens per call, each call after
   one with other tokens that is rolled back. Windows are shorter than rows."""
