@@ -39,17 +39,17 @@ def sampler(change=lambda probs: probs, num_tokens: int = 2):
   return sample
 
 
-def biased(probs: np.ndarray) -> np.ndarray:
-  """The bias of total variation .02 that a G-test sees least: half of the mass
-  grows, and the other half shrinks, in proportion."""
+def biased(probs: np.ndarray, size: float = BIAS) -> np.ndarray:
+  """The bias of total variation `size` that a G-test sees least: half of the
+  mass grows, and the other half shrinks, in proportion."""
   # By rank: 1, 4, 5 and 8 grow, the others shrink.
   rank = np.argsort(np.argsort(probs, axis=-1), axis=-1)
   up = np.where(np.isin(rank % 4, (0, 3)), probs, 0)
   down = probs - up
   return (
     probs
-    + BIAS * up / up.sum(-1, keepdims=True)
-    - BIAS * down / down.sum(-1, keepdims=True)
+    + size * up / up.sum(-1, keepdims=True)
+    - size * down / down.sum(-1, keepdims=True)
   )
 
 
@@ -87,6 +87,17 @@ def test_a_small_bias_is_seen_and_none_is_invented(num_seeds, record_property):
   assert counts['exact'] <= 0.05 * num_seeds
   assert counts['biased'] >= 0.95 * num_seeds
   assert num_bounded >= 0.95 * num_seeds
+
+
+def test_a_bias_of_the_stated_size_is_seen_nineteen_times_in_twenty():
+  probs, n, rng = TABLE[1], 100_000, np.random.default_rng(1)
+  size = g_test([pool(n * probs, probs)], n).detectable(1e-4, 0.95)
+  worse = biased(probs, size)
+  seen = [
+    g_test([pool(rng.multinomial(n, worse), probs)], n).p_value <= 1e-4
+    for _ in range(400)
+  ]
+  assert 0.9 < np.mean(seen) < 0.99
 
 
 @pytest.mark.parametrize('drafts_argmax', [True, False])

@@ -17,6 +17,7 @@ from specdec_jax.measure import exact_bits
 from specdec_jax.models import families, layers
 from specdec_jax.models.layers import with_cpu_copies
 from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
+from tests.cli import infer_runs, tiny
 
 # As real networks are compiled; no dimension fills whole vectors of 16.
 pytestmark = pytest.mark.optimized
@@ -171,23 +172,78 @@ def test_features_that_a_drafter_reads_change_no_bit():
     np.testing.assert_array_equal(getattr(drafted, name), getattr(plain, name))
 
 
-def decoded(decoder, batch_size: int = 2) -> list:
+def completed(decoder, batch_size: int = 2) -> list:
   texts = ['The old man and the old man and', 'One, two, three, one, two,']
   made = specdec_jax.generate(
     decoder, texts, max_new_tokens=24, batch_size=batch_size
   )
+  return [*made]
+
+
+def bits(made: list) -> list:
   return [(each.tokens, np.asarray(each.log_probs).tobytes()) for each in made]
+
+
+def decoded(decoder, batch_size: int = 2) -> list:
+  return bits(completed(decoder, batch_size))
 
 
 def load(**options):
   return specdec_jax.load('lm-nano', dtype='bfloat16', gamma=3, **options)
 
 
+@pytest.fixture
+def assert_refused(monkeypatch, capfd):
+  """Lets the self-test fail; runs commands that should then be refused."""
+
+  def fail(*args, **options):
+    raise ValueError('exact_bits cannot be kept')
+
+  def refused(*argv):
+    result = tiny.run(capfd, *argv)
+    assert (result.status, result.out) == (2, ''), result
+    assert 'exact_bits cannot be kept' in result.err
+
+  monkeypatch.setattr(exact_bits, 'check', fail)
+  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  return refused
+
+
+def test_the_self_test_comes_before_the_first_text(assert_refused):
+  assert decoded(load())
+  with pytest.raises(ValueError, match='cannot be kept'):
+    decoded(load(exact_bits=True))
+  flags = ('--model', 'lm-nano', '--gamma', '3', '--prompt', 'a')
+  assert_refused('generate', *flags, '--exact_bits')
+
+
+@pytest.mark.slow
+def test_the_self_test_comes_before_times(assert_refused):
+  flags = ('--model', 'lm-nano', '--gamma', '3', '--prompt', 'a')
+  assert_refused('bench', *flags, '--exact_bits')
+
+
+def test_the_self_test_comes_before_the_first_example(assert_refused, tmp_path):
+  for name in ('gin', 'sentencepiece', 'tensorstore'):
+    pytest.importorskip(name)
+  infer_runs.write_task(tmp_path / 'task.jsonl', 4)
+  argv = infer_runs.argv(
+    infer_runs.write_model(tmp_path / 'model'),
+    tmp_path / 'task.jsonl',
+    tmp_path / 'out',
+    infer_runs.gin_file('drafters/prompt_lookup.gin'),
+    Decoding__exact_bits=True,
+  )
+  assert_refused(*argv)
+
+
 @pytest.mark.parametrize('options', [{}, {'num_continuations': 2}], ids=str)
 def test_drafts_change_no_bit_of_bfloat16(options):
   drafted = load(exact_bits=True, **options)
   plain = drafted.at(0)
-  assert decoded(drafted) == decoded(plain)
+  made = completed(drafted)
+  assert bits(made) == decoded(plain)
+  assert sum(each.statistics['accepted'] for each in made) > 0
   with pytest.raises(ValueError, match='plain decoding has no gamma'):
     plain.at(3)
 

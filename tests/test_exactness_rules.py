@@ -10,7 +10,7 @@ import pytest
 from specdec_jax import verification
 from specdec_jax.verification.block import decide as decide_block
 from specdec_jax.verification.speculative_sampling import decide as decide_token
-from tests import broken, integrate
+from tests import broken, goodness_of_fit, integrate
 from tests.proof_report import record
 
 RULES = {'speculative_sampling': decide_token, 'block': decide_block}
@@ -105,8 +105,9 @@ def test_broken_rule_has_another_distribution(rule, record_property):
 @pytest.mark.parametrize('kind', ['full', 'zeros', 'silent'])
 def test_decision_flips_at_the_threshold(rule, kind):
   decide = jax.jit(RULES[rule])
+  paths = goodness_of_fit.sequences(3, 3)
+  num_open = 0
   for tree in _trees(3, kind, count=3):
-    paths = np.array([[0, 1, 2], [2, 2, 1], [1, 0, 0]], np.int32)
     lengths = np.full(len(paths), 3)
     draft = integrate.make_draft(tree, paths, lengths)
     p = jnp.asarray(integrate.along(tree.p, paths))
@@ -114,19 +115,21 @@ def test_decision_flips_at_the_threshold(rule, kind):
     thresholds = np.asarray(decide(jnp.asarray(fails), draft, p).accept_probs)
     assert (thresholds >= 0).all()
     assert (thresholds <= 1).all()
+    # Tokens that the drafter cannot draw are left out.
+    is_open = ((thresholds > 0) & (thresholds < 0.999)).all(1)
+    is_open &= integrate.path_probs(tree.q, paths).all(1)
+    num_open += is_open.sum()
     for i in range(3):
-      # Those before i pass, those after it fail: i alone decides. Tokens that
-      # the drafter cannot draw are left out.
+      # Those before i pass, those after it fail: i alone decides.
       for factor, counts in ((1 - 1e-5, i + 1), (1 + 1e-5, i)):
         draws = fails.copy()
         draws[:, :i] = 0
         draws[:, i] = np.minimum(thresholds[:, i] * factor, 1 - 1e-7)
         made = decide(jnp.asarray(draws), draft, p)
-        is_open = ((thresholds > 0) & (thresholds < 0.999)).all(1)
-        is_open &= integrate.path_probs(tree.q, paths).all(1)
         np.testing.assert_array_equal(
           np.asarray(made.num_accepted)[is_open], counts
         )
+  assert num_open
 
 
 @pytest.mark.parametrize('rule', RULES)

@@ -63,7 +63,7 @@ def test_copies_what_the_rule_says(gamma, max_ngram, min_ngram):
   assert found == expected
   lengths = [len(tokens) for tokens in expected]
   assert min(lengths) == 0
-  assert max(lengths) == min(gamma, max(lengths))
+  assert gamma > 5 or max(lengths) == gamma
 
 
 def test_copies_from_what_the_encoder_reads():

@@ -203,8 +203,10 @@ def test_nan_of_a_sibling_that_was_drafted_is_seen():
     _prompt(),
     rule=rule('traversal', BENT),
   )
-  assert output.done.all()
-  assert output.has_nan.any()
+  # Four prompts end in 2, 1; other rows come to it, some of them in a draft.
+  assert output.has_nan.sum() > 4
+  for found, has_nan in zip(rows(output), output.has_nan, strict=True):
+    assert found[-2:] == [2, 1] or not has_nan
 
 
 @pytest.mark.parametrize(

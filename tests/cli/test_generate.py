@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import re
 
 import pytest
@@ -77,6 +78,24 @@ def test_json_has_the_promised_keys(generate, tmp_path, monkeypatch):
   assert statistics['tokens'] == 8
   assert 1 <= statistics['target_runs'] <= 8
   assert statistics['block_efficiency'] == 8 / statistics['target_runs']
+
+
+def test_json_has_the_likeliest_tokens_if_asked_for(generate):
+  sampling = ('--temperature', '0.5', '--top_k', '2', '--drafter', 'none')
+  options = ('--prompt', 'the in ab', '--json', '-', *sampling)
+  [record] = generate(*options, '--top_logprobs', '2').records()
+  for i, token in enumerate(record['tokens']):
+    raw, processed = map(
+      dict, (record['top_log_probs'][i], record['top_processed_log_probs'][i])
+    )
+    weights = {each: math.exp(x / 0.5) for each, x in raw.items()}
+    total = sum(weights.values())
+    assert len(raw) == 2
+    assert processed == pytest.approx(
+      {each: math.log(x / total) for each, x in weights.items()}, abs=1e-4
+    )
+    for name, tops in (('log_probs', raw), ('processed_log_probs', processed)):
+      assert record[name][i] == pytest.approx(tops[token], abs=1e-4)
 
 
 def test_a_line_has_settings_of_its_own(generate, tmp_path):
@@ -181,7 +200,8 @@ def test_a_batch_gives_row_by_row_what_batch_one_gives(generate, sampling):
   options = ('--json', '-', '--seed', '7', *sampling)
   alone = generate(*options).records()
   together = generate(*options, '--batch_size', '8').records()
-  assert len({len(tiny.make_tokenizer().encode(r['prompt'])) for r in alone})
+  encode = tiny.make_tokenizer().encode
+  assert len({len(encode(record['prompt']).ids) for record in alone}) > 1
   assert len({tuple(record['tokens']) for record in alone}) > 4
   for record, other in zip(alone, together, strict=True):
     assert record | {'statistics': None} == close(other) | {'statistics': None}
