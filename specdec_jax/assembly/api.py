@@ -9,6 +9,7 @@ import jax
 from specdec_jax.assembly import (
   auto_gamma,
   completions,
+  lengths,
   log_probs,
   models,
   option_fields,
@@ -20,7 +21,8 @@ from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
-from specdec_jax.assembly.drafters.choice import has_model
+from specdec_jax.assembly.drafters.choice import Target, has_model
+from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import Choice, by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
@@ -28,9 +30,11 @@ from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache
 from specdec_jax.launch.spelling import did_you_mean
+from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts, vocabularies
 from specdec_jax.text.prompts import Batch, Text
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 
 def load(
@@ -120,6 +124,34 @@ def load(
   drafter, rule = choices(drafter, draft, verification, options)
   return decoder_lib.build(
     target, drafter=drafter, rule=rule, sampling=sampling, exact_bits=exact_bits
+  )
+
+
+def of_network(
+  name: str,
+  config: Config,
+  vocabulary: AnyVocabulary,
+  *,
+  drafter: str | DrafterChoice,
+  draft: Model | None,
+  verification: str | Rule,
+  options: dict[str, Any],
+) -> Decoder:
+  """Makes a decoder of a network whose weights are at hand, with their shapes
+  in place of them; `name` is what errors call it, all else is as in `load`."""
+  options = option_fields.plain(options)
+  sampling = sampling_lib.taken(options)
+  choice, rule = choices(drafter, draft, verification, options)
+  if isinstance(choice.length, Auto) and choice.length.usual is None:
+    # It is measured on files and kept by their digests.
+    raise ValueError('gamma auto is for models in files: give a number')
+  rule.judge(sampling).sampling.check_is_used()
+  return decoder_lib.assembled(
+    Model(checkpoint=name, sizes=config),
+    Target(name=name, config=config, vocabulary=vocabulary, sampling=sampling),
+    drafter=choice,
+    rule=rule,
+    length=lengths.usual(choice.length),
   )
 
 

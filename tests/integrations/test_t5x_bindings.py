@@ -140,9 +140,9 @@ def test_sampling_is_that_of_the_users_decode_fn(parse, kind):
     '  temperature = 0.5',
     '  topk = 3',
   )
-  speculation = parse(kind, *lines)('MODEL').speculation
-  assert (speculation.temperature, speculation.top_k) == (0.5, 3)
-  assert speculation.top_p is None
+  sampling = parse(kind, *lines)('MODEL').decoder.sampling
+  assert (sampling.temperature, sampling.top_k) == (0.5, 3)
+  assert sampling.top_p is None
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -154,19 +154,19 @@ def test_the_plug_ins_own_sampling_counts_first(parse, kind):
     'decoding.temperature_sample.topp = 0.9',
     f'{PLUGIN[kind]}.temperature = 0.25',
   )
-  speculation = parse(kind, *lines)('MODEL').speculation
-  assert (speculation.temperature, speculation.top_k) == (0.25, None)
-  assert speculation.top_p == 0.9
+  sampling = parse(kind, *lines)('MODEL').decoder.sampling
+  assert (sampling.temperature, sampling.top_k) == (0.25, None)
+  assert sampling.top_p == 0.9
 
 
 def test_sampling_of_the_model_files_as_they_are(parse):
   """T5X's files of `decoder_only` sample; those of T5 search with one beam."""
-  speculation = parse('decoder_only')('MODEL').speculation
-  assert (speculation.temperature, speculation.top_k) == (1.0, 40)
+  sampling = parse('decoder_only')('MODEL').decoder.sampling
+  assert (sampling.temperature, sampling.top_k) == (1.0, 40)
 
 
 def test_the_default_of_t5_s_files_is_greedy(parse):
-  assert parse('encoder_decoder')('MODEL').speculation.temperature == 0
+  assert parse('encoder_decoder')('MODEL').decoder.sampling.is_greedy
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_decode_fn_samples_as_the_one_that_it_replaces(
   settings = []
   decode = t5x_decoding.decode
 
-  def record(*args, speculation, **kwargs):
-    settings.append((speculation.temperature, speculation.top_k))
-    return decode(*args, speculation=speculation, **kwargs)
+  def record(*args, decoder, **kwargs):
+    settings.append((decoder.sampling.temperature, decoder.sampling.top_k))
+    return decode(*args, decoder=decoder, **kwargs)
 
   monkeypatch.setattr(t5x_decoding, 'decode', record)
   model = parse(
@@ -239,5 +239,5 @@ def test_other_arguments_of_the_users_model_are_honoured(parse, kind):
 @pytest.mark.parametrize('kind', KINDS)
 def test_misspelt_arguments_are_named(parse, kind):
   value = parse(kind, f'{PLUGIN[kind]}.temprature = 0.5')
-  with pytest.raises(TypeError, match='temprature'):
+  with pytest.raises(ValueError, match='temprature'):
     value('MODEL')

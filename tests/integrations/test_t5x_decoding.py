@@ -134,7 +134,7 @@ def own_settings(tmp_path_factory):
 )
 def test_settings_without_effect_are_refused_when_made(settings, message):
   with pytest.raises(ValueError, match=message):
-    decoding.Speculation(**settings)
+    decoding.decoder(Network(Sizes()), Vocabulary(), **settings)
 
 
 def _decoded(target, **settings):
@@ -142,9 +142,11 @@ def _decoded(target, **settings):
   params, _ = target
   module = Network(Sizes())
   is_model = settings['drafter'] == 'model'
-  speculation = decoding.Speculation(**settings)
-  networks = decoding.networks(
-    speculation, module, module if is_model else None, Vocabulary()
+  decoder = decoding.decoder(
+    module,
+    Vocabulary(),
+    draft_module=module if is_model else None,
+    **settings,
   )
   if is_model:
     config = t5_networks.config_of(module)
@@ -152,8 +154,7 @@ def _decoded(target, **settings):
   output = jax.jit(
     functools.partial(
       decoding.decode,
-      speculation=speculation,
-      networks=networks,
+      decoder=decoder,
       max_len=LENGTH,
       eos_id=EOS,
       forced=jnp.asarray(INPUTS),
@@ -217,12 +218,10 @@ def test_an_eagle_head_of_another_target_is_refused(target, tmp_path):
 def test_plain_decoding_drafts_nothing(target):
   """Whatever gamma is."""
   params, _ = target
-  speculation = decoding.Speculation(drafter='none', gamma=10**6)
   decode = functools.partial(
     decoding.decode,
-    speculation=speculation,
-    networks=decoding.networks(
-      speculation, Network(Sizes()), None, Vocabulary()
+    decoder=decoding.decoder(
+      Network(Sizes()), Vocabulary(), drafter='none', gamma=10**6
     ),
     max_len=LENGTH + 1,
     eos_id=-1,
@@ -253,7 +252,7 @@ def test_drafts_longer_than_a_row_are_refused(target, options, message):
 @pytest.mark.parametrize('name', ['temprature', 'topk', 'drafters'])
 def test_misspelt_arguments_of_the_decode_fn_are_named(target, name):
   params, _ = target
-  with pytest.raises(TypeError, match=name):
+  with pytest.raises(ValueError, match=f'no option .*{name}'):
     decode(params, INPUTS, **{name: 1})
 
 

@@ -184,7 +184,7 @@ def test_bidirectional_inputs_are_refused():
     ),
     ({'temperature': 1e-38}, '1e-06.*got 1e-38'),
     ({'drafter': 'ngram'}, 'ngram needs ngram_text'),
-    ({'ngram_text': 'x'}, 'ngram_text is for.*prompt_lookup'),
+    ({'ngram_text': 'x'}, "'ngram_text'; they have gamma"),
     (
       {'drafter': 'block_heads'},
       "'block_heads' needs.*drafter_checkpoint",
@@ -194,10 +194,7 @@ def test_bidirectional_inputs_are_refused():
       "'prompt_lookup' takes.*drafter_checkpoint",
     ),
     ({'lenience': 0.5}, 'lenience 0.5 .*temperature 0'),
-    (
-      {'beta': 2},
-      'beta is for.*top_beta',
-    ),
+    ({'beta': 2}, "'beta'; they have.* lenience"),
     ({'gamma': 0}, 'gamma.*got 0'),
     ({'top_k': 0}, 'top_k.*at least 1'),
   ],
@@ -263,41 +260,40 @@ def test_other_parameters_are_refused(target):
   params, config, _ = target
   check = functools.partial(t5_networks.params_of, config=config, role='target')
   wider = dataclasses.replace(config, mlp_dim=13)
-  with pytest.raises(ValueError, match=r'mlp/wi_0/kernel.*has sh'):
+  with pytest.raises(ValueError, match=r'the target: .*mlp/wi_0/kernel is'):
     t5_networks.params_of(params, wider, role='target')
-  with pytest.raises(ValueError, match=r'extra .*no such'):
+  with pytest.raises(ValueError, match=r'the target has 1 .*extra'):
     check(params | {'extra': jnp.zeros(1)})
-  with pytest.raises(ValueError, match=r'none: .*missing'):
+  with pytest.raises(ValueError, match=r'the target lacks .*encoder'):
     check({k: v for k, v in params.items() if k != 'encoder'})
 
 
-def networks(draft, *, module=None, **settings):
-  settings = {'drafter': 'model'} | settings
-  return decoding.networks(
-    decoding.Speculation(**settings),
-    module or Network(Sizes()),
-    draft,
+def decoder(draft, *, drafter='model', **settings):
+  return decoding.decoder(
+    Network(Sizes()),
     Vocabulary(),
+    draft_module=draft,
+    drafter=drafter,
+    **settings,
   )
 
 
 def test_draft_models_that_do_not_fit_are_refused(target):
   with pytest.raises(ValueError, match=r'7 token ids.*6'):
-    networks(Network(Sizes(vocab_size=6)))
+    decoder(Network(Sizes(vocab_size=6)))
   with pytest.raises(ValueError, match='draft_module decoder-o'):
-    networks(Network(DecoderOnlySizes()))
+    decoder(Network(DecoderOnlySizes()))
   with pytest.raises(ValueError, match=r"'model' needs.*draft_module"):
-    networks(None)
+    decoder(None)
   with pytest.raises(ValueError, match="'prompt_lookup' takes no draft_module"):
-    networks(Network(Sizes()), drafter='prompt_lookup')
+    decoder(Network(Sizes()), drafter='prompt_lookup')
   params, _, prompt = target
-  with pytest.raises(ValueError, match='no parameters'):
+  with pytest.raises(ValueError, match=r"draft model at .*'draft'.* lacks"):
     decoding.decode(
       params,
       None,
       prompt,
-      speculation=decoding.Speculation(drafter='model'),
-      networks=networks(Network(Sizes())),
+      decoder=decoder(Network(Sizes())),
       max_len=4,
       eos_id=EOS,
     )
@@ -306,22 +302,14 @@ def test_draft_models_that_do_not_fit_are_refused(target):
 @pytest.mark.slow
 def test_a_draft_model_may_be_padded_further(target):
   params, _, prompt = target
-  padded = networks(Network(Sizes(vocab_size=9)))
-  draft = toy_t5.params(padded.draft, seed=1)
+  padded = decoder(Network(Sizes(vocab_size=9)), gamma=2)
+  draft = toy_t5.params(padded.drafting.config, seed=1)
   tokens = []
-  for nets, drafter in (
-    (padded, 'model'),
-    (networks(None, drafter='none'), 'none'),
-  ):
+  for each in (padded, decoder(None, drafter='none')):
     decode = functools.partial(
-      decoding.decode,
-      speculation=decoding.Speculation(drafter=drafter, gamma=2),
-      networks=nets,
-      max_len=LENGTH,
-      eos_id=EOS,
+      decoding.decode, decoder=each, max_len=LENGTH, eos_id=EOS
     )
-    weights = params | ({'draft': draft} if drafter == 'model' else {})
-    output = jax.jit(decode)(weights, None, prompt)
+    output = jax.jit(decode)(params | {'draft': draft}, None, prompt)
     tokens.append(np.asarray(output.tokens))
   np.testing.assert_array_equal(*tokens)
 
@@ -329,16 +317,16 @@ def test_a_draft_model_may_be_padded_further(target):
 def test_ngram_text_is_counted(tmp_path):
   text = tmp_path / 'text'
   text.write_text('2 3 2 3 2 4')
-  made = networks(None, drafter='ngram', ngram_text=str(text))
+  made = decoder(None, drafter='ngram', ngram_text=str(text))
   context = Context(tokens=jnp.array([[2, 0]]), lengths=jnp.array([1]))
-  draft, _ = made.drafting.drafter.propose(
+  draft, _ = made.drafter.propose(
     (), jax.random.split(jax.random.key(0), 1), context, ()
   )
   assert draft.tokens.tolist() == [[3, 2, 3, 2]]
   with pytest.raises(ValueError, match=r'ngram_text.*nowhere'):
-    networks(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
+    decoder(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
   with pytest.raises(ValueError, match='s3://bucket/text is neither'):
-    networks(None, drafter='ngram', ngram_text='s3://bucket/text')
+    decoder(None, drafter='ngram', ngram_text='s3://bucket/text')
 
 
 def test_continuations_are_moved_to_the_left():
@@ -367,8 +355,7 @@ def sampler(target):
   decode = jax.jit(
     functools.partial(
       decoding.decode,
-      speculation=decoding.Speculation(temperature=1.0),
-      networks=networks(None, drafter='prompt_lookup', temperature=1.0),
+      decoder=decoder(None, drafter='prompt_lookup', temperature=1.0),
       max_len=LENGTH,
       eos_id=-1,
     )

@@ -93,7 +93,7 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
 
 
 def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
-  """Returns the settings of `Speculation` that sample as a decoder of T5X's
+  """Returns the options of `decoding.decoder` that sample as a decoder of T5X's
   does.
 
   `decode_fn` is `temperature_sample` or, for one beam, `beam_search`, with

@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import lengths, models, option_fields, processing
-from specdec_jax.assembly.drafters import DRAFTERS
-from specdec_jax.assembly.drafters.choice import Drafting, Target, has_model
+from specdec_jax.assembly import api, models, option_fields, processing
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafters import DRAFTERS, DraftModel
+from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.rules import RULES, Rule, SpeculativeSampling
-from specdec_jax.assembly.sampling import Options, Sampling
 from specdec_jax.base import Array, LanguageModel, Params, Prompt
-from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import contract, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
@@ -30,134 +29,58 @@ from specdec_jax.models.t5 import T5Config
 _STAND_IN = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(Options):
-  """How to speculate, but for the options of single drafters and rules.
+def decoder(
+  module: Any,
+  vocabulary: Any,
+  *,
+  draft_module: Any = None,
+  drafter: str = 'prompt_lookup',
+  drafter_checkpoint: str | None = None,
+  gamma: int = 4,
+  verification: str = 'speculative_sampling',
+  **options: Any,
+) -> Decoder:
+  """Makes a decoder of a T5X network, whose parameters are given to `decode`.
 
-  Attributes:
-    drafter: a name of `assembly.drafters.DRAFTERS`. The parameters of 'model'
-      are at `params['draft']`.
+  For what is not said here, and for `options`, which say how to sample too, see
+  `specdec_jax.load`; an option that is None counts as not given.
+
+  Args:
+    module: see `t5_networks.config_of`.
+    vocabulary: of SeqIO; it encodes the text of a drafter.
+    draft_module: the network of 'model', with parameters at `params['draft']`.
     drafter_checkpoint: the weights of 'spec_drafter' or of 'block_heads': a
       folder, or 'ende-spec-drafter'; constants, each device has a copy.
-    gamma: tokens drafted per target run, at most.
-    verification: a name of `assembly.rules.RULES`.
-    temperature: as all others, of `assembly.sampling.Options`.
+
+  Raises ValueError if networks are not known, or the choices do not fit.
   """
-
-  drafter: str = 'prompt_lookup'
-  drafter_checkpoint: str | None = None
-  gamma: int = 4
-  verification: str = 'speculative_sampling'
-
-  def __post_init__(self):
-    option_fields.by_name('drafter', DRAFTERS, self.drafter)
-    is_plain = self.drafter == 'none'
-    if not is_plain and isinstance(lengths.of(gamma=self.gamma), lengths.Auto):
-      raise ValueError(
-        'gamma auto measures batches, of which T5X has one: give a number'
-      )
-    if self.regex or self.json_schema or self.drafter == 'grammar':
-      raise ValueError('grammars need a vocabulary, and T5X none')
-    judge = self.rule.judge(self.sampling)
-    if is_plain and not judge.is_lossless:
-      raise ValueError(
-        f'verification {self.verification} with its options changes nothing '
-        'with drafter none, which drafts nothing: leave it out'
-      )
-    judge.sampling.check_is_used()
-
-  @property
-  def sampling(self) -> Sampling:
-    """How the target is sampled."""
-    names = option_fields.field_names(Sampling)
-    return Sampling(**{name: getattr(self, name) for name in names})
-
-  @property
-  def rule(self) -> Rule:
-    """The acceptance rule."""
-    return option_fields.chosen(
-      'verification', RULES, self.verification, vars(self)
-    )
-
-
-_OPTIONS = {
-  name
-  for choice in (*DRAFTERS.values(), *RULES.values())
-  for name in option_fields.options_of(choice)
-}
-# `Settings` and the options of all drafters and rules, None for their own
-# defaults: every field is a gin parameter of the T5X models.
-Speculation: Any = dataclasses.make_dataclass(
-  'Speculation',
-  [(name, Any, None) for name in sorted(_OPTIONS - {'gamma'})],
-  bases=(Settings,),
-  frozen=True,
-  kw_only=True,
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Networks:
-  """What decodes together.
-
-  Attributes:
-    target: what the drafter knows of the T5X model's network.
-    drafting: the drafter made for it.
-    draft: sizes of T5X's draft model, if that drafts.
-    weights: of the drafter, if they are of a `drafter_checkpoint`.
-  """
-
-  target: Target
-  drafting: Drafting
-  draft: T5Config | None = None
-  weights: Weights | tuple = ()
-
-
-def networks(
-  speculation: Settings, module: Any, draft_module: Any | None, vocabulary: Any
-) -> Networks:
-  """Reads the sizes of T5X's networks and makes the drafter, with its text or
-  its checkpoint; ValueError if they are not known or do not fit together."""
-  _check_given(speculation, draft_module)
-  name = speculation.drafter
-  fixed: dict[str, Model] = {}
-  target, draft = t5_networks.config_of(module), None
-  if draft_module is not None:
-    draft = t5_networks.config_of(draft_module)
-    sizes = target.vocab_size, draft.vocab_size
-    # Target or draft model may be padded further than the other.
-    if sizes[0] != sizes[1] and min(sizes) < vocabulary.vocab_size:
-      raise ValueError(
-        f'the target has {sizes[0]} token ids, the draft model {sizes[1]} and '
-        f'the vocabulary {vocabulary.vocab_size}: they must share a vocabulary'
-      )
-    fixed['model'] = Model(checkpoint='draft_module', sizes=draft)
-  elif (checkpoint := speculation.drafter_checkpoint) is not None:
-    dtype = jnp.dtype(target.dtype).name
-    fixed['model'] = Model(checkpoint=checkpoint, dtype=dtype)
+  config = t5_networks.config_of(module)
+  draft = _draft(config, vocabulary, drafter, draft_module, drafter_checkpoint)
   # The interface that `assembly` needs. No id is padding; SeqIO's preprocessors
   # add EOS.
   adapted: Any = types.SimpleNamespace(
-    vocab_size=target.vocab_size,
+    vocab_size=config.vocab_size,
     eos_ids=(),
     encode=lambda text, **_: list(vocabulary.encode(text)),
   )
-  seen = Target(
-    name='module',
-    config=target,
-    vocabulary=adapted,
-    sampling=speculation.sampling,
-  )
-  weights: Any = ()
+  given = {'gamma': gamma, **options}
   # A decode_fn is called while T5X traces.
   with jax.ensure_compile_time_eval():
-    choice = option_fields.chosen(
-      'drafter', DRAFTERS, name, vars(speculation), **fixed
+    made = api.of_network(
+      'module',
+      config,
+      adapted,
+      drafter=drafter,
+      draft=draft,
+      verification=verification,
+      options={name: x for name, x in given.items() if x is not None},
     )
-    made = choice.make(seen, choice.length)
-    if made.model and made.config and draft is None:
-      weights = jax.device_get(models.read_params(made.model, made.config))
-  return Networks(target=seen, drafting=made, draft=draft, weights=weights)
+    _check(made, drafter)
+    own: Any = ()
+    if draft and made.drafting.config and draft_module is None:
+      own = jax.device_get(models.read_params(draft, made.drafting.config))
+  # All other weights are given to `decode`.
+  return dataclasses.replace(made, params=Params(target=(), drafter=own))
 
 
 def decode(
@@ -165,13 +88,12 @@ def decode(
   rng_key: Array | None,
   prompt: Prompt,
   *,
-  speculation: Settings,
-  networks: Networks,
+  decoder: Decoder,
   max_len: int,
   eos_id: int,
   forced: Array | None = None,
 ) -> DecodeOutput:
-  """Decodes a batch of T5X's as `speculation` says.
+  """Decodes a batch of T5X's.
 
   The draft model's parameters are at `params['draft']`; keys are raw, typed, or
   None for the seed 0. A row has at most `max_len` tokens with its start token.
@@ -179,31 +101,28 @@ def decode(
   the prompt as well. Raises ValueError if the parameters are not those of the
   networks, or gamma is beyond what a row can hold.
   """
-  made, vocab_size = networks.drafting, networks.target.vocab_size
-  joined = _params(params, networks)
-  if made.drafter.gamma > max_len - 1:
+  joined, gamma = _params(params, decoder), decoder.drafter.gamma
+  if gamma > max_len - 1:
     raise refusal(
-      f'a draft has {made.drafter.gamma} tokens, and the rows of this batch '
-      f'have room for {max_len - 1}: lower gamma, or draft a smaller tree'
+      f'a draft has {gamma} tokens, and the rows of this batch have room for '
+      f'{max_len - 1}: lower gamma, or draft a smaller tree'
     )
-  is_plain = speculation.drafter == 'none'
-  rule = SpeculativeSampling() if is_plain else speculation.rule
-  method = made.method(networks.target, rule)
-  method = dataclasses.replace(method, eos_id=eos_id)
+  method = dataclasses.replace(decoder.method, eos_id=eos_id)
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
     forcing = _force(method.target, forced, eos_id=eos_id)
     method = dataclasses.replace(method, target=forcing)
   process = processing.packer(
-    [speculation.sampling], eos_ids=(eos_id,), vocab_size=vocab_size
+    [decoder.sampling], eos_ids=(eos_id,), vocab_size=decoder.config.vocab_size
   )
   limits = jnp.full_like(prompt.decoder_lengths, max_len)
   prompt = dataclasses.replace(prompt, max_lengths=limits)
   prompt = process([0] * limits.size, prompt)
-  loop: Any = autoregressive if is_plain else speculative
   key = jax.random.key(0) if rng_key is None else rng_key
   with _mesh_of_t5x():
-    output = loop.generate(joined, key, prompt, method=method, max_len=max_len)
+    output = speculative.generate(
+      joined, key, prompt, method=method, max_len=max_len
+    )
   if forced is not None:
     # Undoes what `_force` does to EOS, within the row: beyond it are 0s.
     is_eos = arrays.is_within(output.lengths, max_len) & (forced == eos_id)
@@ -241,13 +160,13 @@ def speculative_decode(
   num_decodes: int = 1,
   cache_offset: int = 0,
   initial_index: Array | None = None,
-  **speculation: Any,
+  **options: Any,
 ) -> tuple[Array, Array]:
   """Decodes as a `decode_fn` of T5X's own models, with every drafter but
   'model'; returns tokens int32 `[B, 1, L]` and scores float32 `[B, 1]`.
 
-  Arguments are T5X's, and those of `Speculation`, whose sampling is by default
-  what gin binds for T5X's `temperature_sample`. `inputs` are forced tokens, see
+  Arguments are T5X's, and those of `decoder`, whose sampling is by default what
+  gin binds for T5X's `temperature_sample`. `inputs` are forced tokens, see
   `prompt_of`; for `tokens_to_logits` see `contract.reach`. ValueError for more
   decodes than one, scanned layers, other networks, or the drafter 'model'.
   """
@@ -255,8 +174,8 @@ def speculative_decode(
   contract.check_num_decodes(num_decodes)
   if cache_offset:
     raise refusal('the network scans its layers, which is not supported')
-  settings = Speculation(**(contract.sampling_of_t5x() | speculation))
-  if settings.drafter == 'model':
+  options = contract.sampling_of_t5x() | options
+  if options.get('drafter') == 'model':
     raise refusal(
       'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
       'SpeculativeDecoderOnlyModel'
@@ -266,8 +185,7 @@ def speculative_decode(
     params,
     decode_rng,
     prompt_of(encoder_tokens, inputs, initial_index),
-    speculation=settings,
-    networks=networks(settings, model.module, None, model.output_vocabulary),
+    decoder=decoder(model.module, model.output_vocabulary, **options),
     max_len=inputs.shape[1] + 1,
     eos_id=eos_id,
     forced=inputs,
@@ -299,37 +217,65 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
   return jnp.where(arrays.is_within(output.lengths - starts, width), moved, 0)
 
 
-def _check_given(speculation: Settings, draft_module: Any | None) -> None:
-  """Raises ValueError unless a drafter with weights is told where they are, and
-  no other."""
+def _draft(
+  target: T5Config,
+  vocabulary: Any,
+  drafter: str,
+  draft_module: Any | None,
+  checkpoint: str | None,
+) -> Model | None:
+  """Returns where the drafter's weights are; ValueError unless they are given
+  if it has some, or T5X's draft model has the target's vocabulary."""
   # The network of 'model' is T5X's; weights of other drafters are read here.
-  name, needed = speculation.drafter, ''
-  if has_model(DRAFTERS[name]):
-    needed = 'draft_module' if name == 'model' else 'drafter_checkpoint'
-  for each, value in (
-    ('draft_module', draft_module),
-    ('drafter_checkpoint', speculation.drafter_checkpoint),
-  ):
-    if (value is not None) != (each == needed):
-      verb = 'needs a' if each == needed else 'takes no'
-      raise refusal(f'drafter {name!r} {verb} {each}')
-
-
-def _params(params: Weights, networks: Networks) -> Params:
-  # The target's tree has the draft model's as one of its names.
-  params = dict(params)
-  own = params.pop(DRAFT, ())
-  if networks.draft is None:
-    own = jax.tree.map(jnp.asarray, networks.weights)
-  elif own == ():
-    raise refusal(
-      f"there are no parameters of the draft model at params['{DRAFT}']"
+  needed = ''
+  if has_model(option_fields.by_name('drafter', DRAFTERS, drafter)):
+    needed = 'draft_module' if drafter == 'model' else 'drafter_checkpoint'
+  given = {'draft_module': draft_module, 'drafter_checkpoint': checkpoint}
+  for name, value in given.items():
+    if (value is not None) != (name == needed):
+      verb = 'needs a' if name == needed else 'takes no'
+      raise refusal(f'drafter {drafter!r} {verb} {name}')
+  if checkpoint is not None:
+    return Model(checkpoint=checkpoint, dtype=jnp.dtype(target.dtype).name)
+  if draft_module is None:
+    return None
+  draft = t5_networks.config_of(draft_module)
+  sizes = target.vocab_size, draft.vocab_size
+  # Target or draft model may be padded further than the other.
+  if sizes[0] != sizes[1] and min(sizes) < vocabulary.vocab_size:
+    raise ValueError(
+      f'the target has {sizes[0]} token ids, the draft model {sizes[1]} and '
+      f'the vocabulary {vocabulary.vocab_size}: they must share a vocabulary'
     )
+  return Model(checkpoint='draft_module', sizes=draft)
+
+
+def _check(decoder: Decoder, drafter: str) -> None:
+  """Raises ValueError for choices that T5X's batches cannot have, or that
+  change nothing."""
+  sampling, judge = decoder.sampling, decoder.rule.judge(decoder.sampling)
+  is_grammar = drafter == 'grammar' or sampling.regex
+  if is_grammar or sampling.json_schema is not None:
+    raise ValueError('grammars need a vocabulary, and T5X none')
+  if drafter == 'none' and not judge.is_lossless:
+    raise ValueError(
+      f'verification {judge.name} with its options changes nothing with '
+      'drafter none, which drafts nothing: leave it out'
+    )
+
+
+def _params(params: Weights, decoder: Decoder) -> Params:
+  # The target's tree has the draft model's as one of its names.
+  params, made = dict(params), decoder.drafting
+  own: Any = params.pop(DRAFT, {})
+  if isinstance(decoder.choice, DraftModel):
+    config: Any = made.config
+    role = f"draft model at params['{DRAFT}']"
+    own = t5_networks.params_of(own, config, role=role)
   else:
-    own = t5_networks.params_of(own, networks.draft, role='draft model')
-  config = networks.target.config
-  target = t5_networks.params_of(params, config, role='target')
-  return Params(target=target, drafter=networks.drafting.join(target, own))
+    own = jax.tree.map(jnp.asarray, decoder.params.drafter)
+  target = t5_networks.params_of(params, decoder.config, role='target')
+  return Params(target=target, drafter=made.join(target, own))
 
 
 def _force(

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from specdec_jax.base import Array, Prompt
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import contract, decoding
-from specdec_jax.integrations.t5x.decoding import Speculation
 from specdec_jax.integrations.t5x.t5_networks import DRAFT
 
 try:
@@ -34,16 +33,16 @@ class _Speculative:
   stock: Any
 
   def __init__(self, *args: object, **kwargs: object):
-    """Takes the arguments of T5X's model, those of `Speculation`, and
-    `draft_module`, the T5X network of the draft model; ValueError for what
-    speculation cannot do."""
-    own, self.speculation, draft_module = _split(self.stock, args, kwargs)
+    """Takes the arguments of T5X's model, and those of `decoding.decoder`;
+    ValueError for what speculation cannot do."""
+    own, options = _split(self.stock, args, kwargs)
     super().__init__(**own)
     contract.check_causal(self)
     model: Any = self
-    self.networks = decoding.networks(
-      self.speculation, model.module, draft_module, model.output_vocabulary
+    self.decoder = decoding.decoder(
+      model.module, model.output_vocabulary, **options
     )
+    draft_module = options.get('draft_module')
     self.draft_model = draft_module and self.stock(
       **(own | {'module': draft_module})
     )
@@ -75,8 +74,7 @@ class _Speculative:
       params,
       key,
       prompt,
-      speculation=self.speculation,
-      networks=self.networks,
+      decoder=self.decoder,
       max_len=num_tokens + 1,
       eos_id=eos_id,
       forced=forced,
@@ -180,19 +178,16 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
 
 def _split(
   stock: type, args: tuple, kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], decoding.Settings, Any]:
-  """Returns T5X's own arguments, the settings, and the draft model's
-  network."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns T5X's own arguments, and those of `decoding.decoder`."""
   # What gin binds for T5X's class counts here where nothing else is given;
   # `decode_fn` says how to sample.
   signature = inspect.signature(stock)
-  settings = (*Speculation.__dataclass_fields__, 'draft_module')
-  given = {name: kwargs.pop(name) for name in settings if name in kwargs}
-  own = signature.bind_partial(*args, **kwargs).arguments
+  own = {k: kwargs.pop(k) for k in signature.parameters if k in kwargs}
+  own = signature.bind_partial(*args, **own).arguments
   own = (contract.bindings_of(stock) or {}) | own
   sampling = contract.sampling_of(own.pop('decode_fn', None))
-  draft_module = given.pop('draft_module', None)
-  return own, Speculation(**(sampling | given)), draft_module
+  return own, sampling | kwargs
 
 
 def _asked(method: Callable[..., Any], **given: object) -> dict[str, Any]:

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import stored_arrays
+from specdec_jax.checkpoints import parameters, stored_arrays
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
-from specdec_jax.models import families
 from specdec_jax.models.families import Config
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.t5 import T5Config
@@ -84,17 +83,9 @@ def params_of(params: Weights, config: Config, *, role: str) -> Weights:
   ValueError, with the `role`, if names or shapes are not its own."""
   # Checks names and shapes: a wrong tree would decode, but wrongly.
   params = flax.core.unfreeze(params)
-  found, wanted = (
-    {name: tuple(x.shape) for name, x in stored_arrays.flatten(tree).items()}
-    for tree in (params, families.param_shapes(config))
-  )
-  for name in sorted(found.keys() | wanted.keys()):
-    if found.get(name) != wanted.get(name):
-      raise refusal(
-        f'parameter {name} of the {role} has shape '
-        f'{found.get(name, "none: it is missing")}, and its network expects '
-        f'{wanted.get(name, "no such parameter")}'
-      )
+  leaves = stored_arrays.flatten(params)
+  shapes = {name: leaf.shape for name, leaf in leaves.items()}
+  parameters.check_tensors(f'the {role}', shapes, parameters.of(config))
   # T5X rounds every kernel to the dtype of the activations, but multiplies the
   # last projection, or embeddings that serve as it, in float32.
   last = 'token_embedder' if config.is_tied else 'logits_dense'

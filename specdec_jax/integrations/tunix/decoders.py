@@ -10,13 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
-from specdec_jax.assembly import api, lengths
-from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly import api
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice
-from specdec_jax.assembly.drafters.choice import Target
-from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.base import Params
@@ -91,31 +87,27 @@ def load(
   """
   tokenizer = TokenizerAdapter(getattr(tokenizer, 'tokenizer', tokenizer))
   config = networks.config_of(model, dtype)
-  target, draft = Model(checkpoint='model', sizes=config), None
   params: Weights = weights(model, config)
   own: Any = ()
+  draft = None
   if draft_model is not None:
     sizes = networks.config_of(draft_model, dtype)
     draft = Model(checkpoint='draft_model', sizes=sizes)
     own = weights(draft_model, sizes)
     drafter = drafter or 'model'
-  sampling = sampling_lib.taken(options)
-  chosen, rule = api.choices(drafter or 'suffix', draft, verification, options)
-  if isinstance(chosen.length, Auto) and chosen.length.usual is None:
-    # It is measured on files and kept by their digests.
-    raise ValueError('gamma auto is for models in files: give a number')
   vocabulary: Any = TunixVocabulary(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,
     eos_ids=(int(tokenizer.eos_id()),),
   )
-  rule.judge(sampling).sampling.check_is_used()
-  seen = Target(
-    name='model', config=config, vocabulary=vocabulary, sampling=sampling
-  )
-  length = lengths.usual(chosen.length)
-  made = decoder_lib.assembled(
-    target, seen, drafter=chosen, rule=rule, length=length
+  made = api.of_network(
+    'model',
+    config,
+    vocabulary,
+    drafter=drafter or 'suffix',
+    draft=draft,
+    verification=verification,
+    options=options,
   )
   joined = Params(target=params, drafter=made.drafting.join(params, own))
   return dataclasses.replace(made, params=joined)
