@@ -27,6 +27,7 @@ from t5x import decoding, models
 from t5x.examples.t5 import network
 
 from specdec_jax.integrations import t5x as plugin
+from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families, presets, t5
 from specdec_jax.theory import estimates
@@ -115,7 +116,7 @@ def random_params(config: t5.T5Config):
     part: {name: leaf for name, leaf in tree.items() if keep(name)}
     for part, tree in params.items()
   }
-  return params | {plugin.DRAFT: draft}
+  return params | {t5_networks.DRAFT: draft}
 
 
 def network_of(config: t5.T5Config) -> network.Transformer:
@@ -158,7 +159,7 @@ def programs(config, params, encoder_tokens, args):
     *vocabularies,
     gamma=args.gamma,
   )
-  target = {k: v for k, v in params.items() if k != plugin.DRAFT}
+  target = {k: v for k, v in params.items() if k != t5_networks.DRAFT}
 
   def predict(model, params):
     step = jax.jit(functools.partial(_predict, model))

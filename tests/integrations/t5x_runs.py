@@ -186,7 +186,9 @@ def sample(
   module = network(kind, 'float32', TINY_SIZES, num_layers=1)
   params = toy_t5.params(t5_networks.config_of(module), seed=1)
   if settings and settings['drafter'] == 'model':
-    params[plugin.DRAFT] = toy_t5.params(t5_networks.config_of(module), seed=2)
+    params[t5_networks.DRAFT] = toy_t5.params(
+      t5_networks.config_of(module), seed=2
+    )
   batch = {
     'encoder_input_tokens': jnp.tile(
       jnp.array(TINY_ENCODER_ROW), (num_rows, 1)
@@ -197,7 +199,7 @@ def sample(
   made = model(
     module,
     settings=settings,
-    draft_module=module if plugin.DRAFT in params else None,
+    draft_module=module if t5_networks.DRAFT in params else None,
     temperature=1.0,
   )
   with jax.default_prng_impl(key_impl or 'threefry2x32'):
