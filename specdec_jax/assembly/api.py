@@ -1,7 +1,7 @@
 """Decoding in a few lines of Python: `load`, `generate`, `stream`."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,10 +21,10 @@ from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
-from specdec_jax.assembly.drafters.choice import Target, has_model
+from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import Choice, by_name, field_names
+from specdec_jax.assembly.option_fields import chosen, field_names
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.files import text_lines
@@ -165,24 +165,15 @@ def choices(
   ValueError for unknown options."""
   # All that may be said, to suggest what was meant by an unknown name.
   known: list[str] = []
-
-  def made(kind: Callable[..., Choice], **own: object) -> Choice:
-    names = [name for name in field_names(kind) if name not in own]
-    known.extend(names)
-    option_fields.check_types(kind, options)
-    return kind(**own, **{n: options[n] for n in names if n in options})
-
   drafter = drafter or models.usual_drafter(draft.checkpoint if draft else None)
   if isinstance(drafter, str):
-    kind = by_name('drafter', DRAFTERS, drafter)
-    if has_model(kind) != (draft is not None):
-      needed = 'takes no' if draft else 'needs a'
-      raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
-    drafter = made(kind, **({'model': draft} if draft else {}))
+    drafter = chosen('drafter', DRAFTERS, drafter, {**options, 'model': draft})
+    known += [name for name in field_names(drafter) if name != 'model']
   elif draft is not None:
     raise ValueError('draft_model is for a drafter that is given by name')
   if isinstance(rule, str):
-    rule = made(by_name('verification', RULES, rule))
+    rule = chosen('verification', RULES, rule, options)
+    known += field_names(rule)
   for name in options:
     if name not in known:
       hint = did_you_mean(name, (*known, *sampling_lib.NAMES))

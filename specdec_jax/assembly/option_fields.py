@@ -62,31 +62,25 @@ def chosen(
   known: Mapping[str, type[Choice]],
   name: str,
   given: Mapping[str, Any],
-  **fixed: Any,
 ) -> Choice:
   """Makes the choice of a name, of a kind such as 'drafter', from values by
-  option, None where nothing is said, and from fields that are settled
-  otherwise. ValueError if there is no such choice, or an option of another is
-  given; other keys are ignored."""
-  # The chosen rule greedy, say, has the option `lenience`.
-  own = options_of(by_name(kind, known, name))
-  # The choices that have each given option, such as {'beta': ['top_beta']}. If
-  # the chosen one is not among them, the option would be ignored silently.
-  owners: dict[str, list[str]] = {}
-  for other, choice in known.items():
-    for option_name, field in options_of(choice).items():
-      if given.get(option_name) not in (None, field.default):
-        owners.setdefault(option_name, []).append(other)
-  for option_name, others in owners.items():
-    # Every choice accepts gamma.
-    if option_name not in (*own, 'gamma'):
+  field, None where nothing is said. ValueError if there is no such choice, a
+  value is of another type, a field of other choices is given, or a draft model
+  is needed; keys that are no field of any choice are ignored."""
+  own = by_name(kind, known, name)
+  said = {key: x for key, x in given.items() if x is not None}
+  check_types(own, said)
+  for key in said:
+    owners = [n for n, each in known.items() if key in field_names(each)]
+    if owners and name not in owners:
+      shown = 'a draft model' if key == 'model' else key
       raise ValueError(
-        f'{option_name} is for {kind} {" or ".join(others)}, not {name}'
+        f'{shown} is for {kind} {" or ".join(owners)}, not {name}'
       )
-  # An option that is None keeps the default of the dataclass, which gin and
-  # Python use as well.
-  values = {key: given[key] for key in own if given.get(key) is not None}
-  return known[name](**(values | fixed))
+  names = field_names(own)
+  if 'model' in names and 'model' not in said:
+    raise ValueError(f'{kind} {name} needs a draft model')
+  return own(**{key: said[key] for key in names if key in said})
 
 
 def by_name(kind: str, known: Mapping[str, Row], name: str) -> Row:

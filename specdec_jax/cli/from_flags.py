@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from specdec_jax.assembly import decoder, models, packing, running
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
-from specdec_jax.assembly.drafters.choice import has_model, has_schedule
+from specdec_jax.assembly.drafters.choice import has_schedule
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen, field_names
@@ -87,22 +87,20 @@ def drafter_name(args: argparse.Namespace) -> str:
 
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
   name = drafter_name(args)
-  # Fields of the choice that have no flag of the same name.
-  fixed = _adaptive(args, name)
-  if has_model(DRAFTERS[name]):
-    if not args.draft_model:
-      raise ValueError(f'--drafter {name} needs --draft_model')
-    fixed['model'] = Model(
+  model = None
+  if args.draft_model:
+    model = Model(
       checkpoint=args.draft_model,
       sizes=args.draft_config,
       vocabulary=args.vocabulary,
       dtype=args.draft_dtype or args.dtype,
     )
-  else:
-    for flag in ('draft_model', 'draft_dtype', 'draft_config'):
-      if getattr(args, flag):
-        raise ValueError(f'--{flag} is for drafters with weights, not {name}')
-  made = chosen('drafter', DRAFTERS, name, vars(args), **fixed)
+  for flag in ('draft_dtype', 'draft_config'):
+    if getattr(args, flag) and model is None:
+      raise ValueError(f'--{flag} is for --draft_model, which is not given')
+  # Of args, `model` is the target.
+  given = vars(args) | _adaptive(args, name) | {'model': model}
+  made = chosen('drafter', DRAFTERS, name, given)
   length = made.length
   if is_auto or not isinstance(length, Auto) or length.usual is None:
     return made

@@ -12,9 +12,8 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS
-from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import by_name, chosen
+from specdec_jax.assembly.option_fields import chosen
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import AnyConfig
@@ -104,7 +103,7 @@ def decoder_of(
     weights=weights,
     cache_dtype=cache_dtype,
   )
-  own: dict[str, Model] = {}
+  own = None
   if draft is not None:
     # A name of sizes is read as such, anything else as a folder's path.
     sizes: str | AnyConfig | None = None
@@ -113,14 +112,10 @@ def decoder_of(
       sizes = presets.eagle(draft, config, dtype=jnp.dtype(dtype))
     elif draft in presets.PRESETS or draft in presets.SPEC_DRAFTERS:
       sizes = draft
-    own['model'] = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
-  make = by_name('drafter', DRAFTERS, drafter)
-  if has_model(make) != bool(own):
-    needs = 'needs' if has_model(make) else 'has no network and takes no'
-    raise ValueError(f'drafter {drafter} {needs} draft sizes')
+    own = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
   return decoder_lib.outline(
     model,
-    drafter=chosen('drafter', DRAFTERS, drafter, options, **own),
+    drafter=chosen('drafter', DRAFTERS, drafter, {**options, 'model': own}),
     sampling=Sampling(temperature=1.0),
     is_dry_run=True,
   )

@@ -473,10 +473,10 @@ def test_a_stream_is_of_one_text(decoder):
     ),
     ({'drafter': 'modle'}, "'modle'.*prompt_lookup"),
     ({'verification': 'gready'}, "'gready'.*speculative_sampling"),
-    ({'drafter': 'model'}, "'model' needs.*draft_model"),
+    ({'drafter': 'model'}, 'model needs a draft model'),
     (
       {'drafter': 'uniform', 'draft_model': '{folder}'},
-      "'uniform' takes no",
+      'draft model is for .*, not uniform',
     ),
     ({'draft_dtype': 'bfloat16'}, 'draft_dtype.*draft_model'),
     (

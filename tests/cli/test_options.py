@@ -61,14 +61,14 @@ COMPLAINTS = {
     ('--max_ngram', '2', '--min_ngram', '3'),
     'min_ngram 3 exceeds max_ngram 2',
   ),
-  'no draft model': (('--drafter', 'model'), 'needs --draft_model'),
+  'no draft model': (('--drafter', 'model'), 'model needs a draft model'),
   'idle draft model': (
     ('--drafter', 'uniform', '--draft_model', 'x'),
     'not uniform',
   ),
   'dtype of no draft model': (
     ('--draft_dtype', 'float32'),
-    '--draft_dtype is for drafters with weights, not prompt_lookup',
+    '--draft_dtype is for --draft_model, which is not given',
   ),
   'no text to count': (
     ('--drafter', 'ngram'),
@@ -172,7 +172,7 @@ COMPLAINTS = {
   ),
   'sizes of no draft model': (
     ('--draft_config', 't5_1_1_small'),
-    '--draft_config is for drafters with weights',
+    '--draft_config is for --draft_model',
   ),
   'system without chat': (('--system', 'x'), 'system is for chat'),
   'empty prompt': (('--prompt', ''), 'the prompt is empty'),
