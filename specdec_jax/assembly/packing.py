@@ -78,7 +78,7 @@ def pack(
   no text of the vocabulary holds a stop string.
   """
   own = [settings.of_text(i) for i in range(len(texts))]
-  rows = _encoded(decoder, texts, settings, own)
+  rows = encoded(decoder, texts, settings, own)
   # Two samples of a and b are rows a, a, b, b.
   repeat = lambda items: [x for x in items for _ in range(num_samples)]
   batches = prompts.batches(
@@ -126,7 +126,7 @@ def pack(
   return made
 
 
-def _encoded(
+def encoded(
   decoder: Decoder,
   texts: Sequence[Text],
   settings: DecodeSettings,

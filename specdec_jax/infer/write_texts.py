@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import running
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.data import written_texts
 from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.state import DecodeOutput
@@ -41,21 +42,17 @@ _WIDTH = 64
 class Writing:
   """What the texts depend on.
 
-  `chat` applies the chat template to prompts, after the message of `system`.
   Parts of at most `part_size` texts, which a restart does not repeat, take
-  turns in `temperatures`. The inputs of `layers`, if any, are kept, see
-  `models.taps`. The `seed` is of the draws, and of the order of prompts.
+  turns in `temperatures`, whatever `how` says of sampling. The inputs of
+  `layers`, if any, are kept, see `models.taps`. The seed is of the draws, and
+  of the order of prompts.
   """
 
   prompts: Sequence[Text]
-  chat: bool = True
-  system: str | None = None
-  max_new_tokens: int = 256
+  how: DecodeSettings
   temperatures: Sequence[float] = (0.0,)
   layers: Sequence[int] | None = None
-  batch_size: int = 16
   part_size: int = 128
-  seed: int = 0
 
 
 class _Part(NamedTuple):
@@ -93,7 +90,7 @@ def write(
     for index in sorted({*range(len(parts))} - done):
       part = parts[index]
       decode = compiled(part.width, part.temperature)
-      used = decode_many.Utilisation(num_rows=writing.batch_size)
+      used = decode_many.Utilisation(num_rows=writing.how.batch_size)
       started = time.perf_counter()
       texts = _join(decoder, writing, part, decode(part.rows, used))
       seconds = time.perf_counter() - started
@@ -111,11 +108,7 @@ def write(
 
 def _check(decoder: Decoder, writing: Writing) -> None:
   """Raises ValueError for settings with which nothing can be written."""
-  for name in ('max_new_tokens', 'batch_size', 'part_size'):
-    running.check_count(name, getattr(writing, name))
-  running.check_seed(writing.seed)
-  if writing.system is not None and not writing.chat:
-    raise ValueError('system is for chat, which is not given')
+  running.check_count('part_size', writing.part_size)
   if not writing.temperatures:
     raise ValueError('no temperature is given')
   if families.has_encoder(decoder.config):
@@ -127,33 +120,19 @@ def _check(decoder: Decoder, writing: Writing) -> None:
 
 
 def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
-  ids = prompts.encode(
-    decoder.vocabulary,
-    writing.prompts,
-    config=decoder.config,
-    is_chat=writing.chat,
-    system=writing.system,
-  )
-  rows = [
+  texts, how = writing.prompts, writing.how
+  ids = packing.encoded(decoder, texts, how, [how] * len(texts))
+  return [
     Row(index=i, example=Example(inputs=str(text)), ids=tuple(row), num_cut=0)
-    for i, (text, row) in enumerate(zip(writing.prompts, ids, strict=True))
+    for i, (text, row) in enumerate(zip(texts, ids, strict=True))
   ]
-  longest = max(rows, key=lambda row: len(row.ids))
-  needed = len(longest.ids) + writing.max_new_tokens
-  if needed > decoder.max_positions:
-    raise ValueError(
-      f'prompt {longest.index + 1} has {len(longest.ids)} tokens and with '
-      f'{writing.max_new_tokens} new ones exceeds the context of '
-      f'{decoder.max_positions}: shorten it, or lower max_new_tokens'
-    )
-  return rows
 
 
 def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
   """Groups prompts by width, in an order that a restart repeats."""
   # The first parts are a sample of all: prompts are in random order, and so are
   # parts of all widths.
-  generator = np.random.Generator(np.random.Philox(writing.seed))
+  generator = np.random.Generator(np.random.Philox(writing.how.seed))
   by_width: dict[int, list[Row]] = {}
   for i in generator.permutation(len(rows)):
     width = -(-len(rows[i].ids) // _WIDTH) * _WIDTH
@@ -181,9 +160,11 @@ def _description(
   # As in `examples.digest`.
   given = [row.example.dialogue or row.ids for row in rows]
   text = repr(given).encode()
-  settings = ('max_new_tokens', 'batch_size', 'part_size', 'seed')
   description = decoder.digests() | {
-    **{name: getattr(writing, name) for name in settings},
+    'max_new_tokens': writing.how.max_new_tokens,
+    'batch_size': writing.how.batch_size,
+    'part_size': writing.part_size,
+    'seed': writing.how.seed,
     'model': decoder.model.checkpoint,
     'dtype': decoder.model.dtype,
     'vocab_size': config.vocab_size,
@@ -204,7 +185,7 @@ def _compile(
   decoder: Decoder, writing: Writing, width: int, temperature: float
 ) -> Callable[[Sequence[Row], decode_many.Utilisation], Iterable[Written]]:
   """Compiles the loop for prompts of one width, at one temperature."""
-  target, num_new = decoder.target, writing.max_new_tokens
+  target, how = decoder.target, writing.how
   if writing.layers is not None:
     network = families.network(decoder.config)
     target = taps.all_positions(network, writing.layers)
@@ -219,25 +200,25 @@ def _compile(
     config=decoder.config,
     vocabulary=decoder.vocabulary,
     inputs_length=width,
-    targets_length=num_new,
+    targets_length=how.max_new_tokens,
     samplings={'{}': sampling},
   )
   pack = examples.packer(layout)
   # Fewer rows are refilled at once than elsewhere, as prompts are short and
   # lengths of texts vary.
-  empty = pack([None] * -(-writing.batch_size // 8))
+  empty = pack([None] * -(-how.batch_size // 8))
   programs = Program(
     method=method,
     params=decoder.params,
     prompt=empty,
-    max_len=prompts.decoder_width(decoder.config, width) + num_new,
-  ).refill(writing.batch_size)
+    max_len=prompts.decoder_width(decoder.config, width) + how.max_new_tokens,
+  ).refill(how.batch_size)
   decode_many.warm_up(programs, decoder.params, empty)
   keep = lambda state, row: writing.layers and state.target_cache.streams[row]
   return lambda rows, used: decode_many.decode(
     programs,
     decoder.params,
-    writing.seed,
+    how.seed,
     rows,
     pack=pack,
     utilisation=used,

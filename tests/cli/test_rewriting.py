@@ -143,7 +143,7 @@ def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
     (('--layers', '2'), {}, ('layer 2', '1 to 1')),
     ((), {'--model': 'ende-nano'}, ('ende-nano', 'encoder-decoder')),
     (('--layers', '1'), {'--model': 'lm-nano'}, ('lm-nano', 'Llama')),
-    ((), {'--max_new_tokens': 500}, ('prompt 8', '500', '128')),
+    ((), {'--max_new_tokens': 500}, ('prompt 1', '500', '128')),
     (('--system', 'a'), {}, ('system', 'chat')),
   ],
 )

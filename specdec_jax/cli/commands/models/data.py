@@ -195,7 +195,9 @@ def _write(args: argparse.Namespace) -> int:
   them. The same command goes on where it was stopped"""
   compilation_cache.enable()
   texts = from_flags.texts_alone(prompts.read(None, args.prompts))
-  writing = from_flags.named(write_texts.Writing, args, prompts=texts)
+  writing = from_flags.named(
+    write_texts.Writing, args, prompts=texts, how=from_flags.settings(args)
+  )
   model = Model(checkpoint=args.model, dtype=args.dtype)
   say = functools.partial(print, flush=True)
   write_texts.write(model, writing, args.out, say=say)
