@@ -1,6 +1,5 @@
 """What one sees while waiting: a bar, or lines where there is no terminal."""
 
-import collections
 import concurrent.futures
 import contextlib
 import datetime
@@ -106,30 +105,12 @@ def waiting(
     yield
 
 
-@contextlib.contextmanager
-def _counted(message: str, total: float) -> Iterator[Bar]:
-  """Yields the bar where there is no terminal: lines of `_lines` say it."""
-  all_done = 0.0
-  # Marks of the last minute: what was done at once tells little of the speed.
-  marks = collections.deque([(time.monotonic(), 0.0)], maxlen=7)
-
-  def advance(amount: float) -> None:
-    nonlocal all_done
-    all_done += amount
-
-  def tell() -> str:
-    now, done = time.monotonic(), all_done
-    since, before = marks[0]
-    marks.append((now, done))
-    told = f'{message}: {done:.0f} of {total:.0f}'
-    if done == before:
-      return told
-    # 20 in 10 seconds leave 15 for 30 more.
-    left = max(total - done, 0) * (now - since) / (done - before)
-    return f'{told}, {datetime.timedelta(seconds=round(left))} left'
-
-  with _lines(tell):
-    yield Bar(advance, contextlib.nullcontext)
+def _told(task: Any) -> str:
+  """Says how far a task of rich's is, in a line."""
+  told, left = f'{task.completed:.0f} of {task.total}', task.time_remaining
+  if left is not None:
+    told += f', {datetime.timedelta(seconds=left)} left'
+  return f'{task.description}: {told}'
 
 
 @contextlib.contextmanager
@@ -138,10 +119,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
   if not is_shown:
     yield Bar(lambda amount: None, contextlib.nullcontext)
     return
-  if not is_watched():
-    with _counted(message, total) as counted:
-      yield counted
-    return
+  # flax requires it, and imports it.
   from rich import progress
 
   tasks = progress.Progress(
@@ -152,12 +130,19 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     progress.TimeElapsedColumn(),
     progress.TimeRemainingColumn(),
     console=console(is_stderr=True),
+    # Steps may take minutes, and two of them tell the speed.
+    speed_estimate_period=600,
     transient=True,
     # Otherwise rich would print redirected standard output to the terminal.
     redirect_stdout=False,
     redirect_stderr=False,
   )
   task = tasks.add_task(message, total=total)
+  advance = lambda amount: tasks.update(task, advance=amount)
+  if not is_watched():
+    with _lines(lambda: _told(tasks.tasks[0])):
+      yield Bar(advance, contextlib.nullcontext)
+    return
 
   @contextlib.contextmanager
   def hidden() -> Iterator[None]:
@@ -166,7 +151,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     tasks.start()
 
   with tasks:
-    yield Bar(lambda amount: tasks.update(task, advance=amount), hidden)
+    yield Bar(advance, hidden)
 
 
 def interruptible(
