@@ -178,7 +178,7 @@ def _decode_shard(run: _Run) -> int:
       return False
     digest = examples.digest(run.rows())
     output.check_examples(path, mark, digest, place=path)
-    found = mark.counts
+    found = mark
     return True
 
   # The first process holds the lock; the others wait for what it finds.
@@ -241,7 +241,7 @@ def _decode_chunks(run: _Run) -> int:
           loaded = None
       # A mark has the counts of its chunk, whichever run wrote it.
       if mark:  # Of the first process alone.
-        total += mark.counts
+        total += mark
   if processes.is_first():
     output.finish(run.shard, num_chunks, total, run.settings, gammas.choice)
     _report(total, timed, job)
@@ -294,7 +294,7 @@ def _write(
   if not processes.is_first():
     return None
   mark = Mark(
-    counts=records.counts(chunk.rows, decoded.lines),
+    **vars(records.counts(chunk.rows, decoded.lines)),
     examples_digest=chunk.digest,
     gamma=decoded.choice if gammas.is_open else None,
   )

@@ -30,31 +30,24 @@ class Counts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mark:
-  """What the mark of a file states.
+class Mark(Counts):
+  """What the mark of a file states, by the keys of its JSON.
 
-  A file has `counts.examples` lines; for `examples_digest` see `add_digests`.
+  A file has `examples` lines; for `examples_digest` see `add_digests`.
   `settings` are by name all that the results of a whole shard depend on; the
   mark of a chunk, whose folder has them, states their digest. `gamma` is the
   choice that `gamma='auto'` made.
   """
 
-  counts: Counts
-  examples_digest: str
   settings: Mapping[str, str] | None = None
-  settings_digest: str | None = None
   gamma: ChosenGamma | None = None
+  examples_digest: str
+  settings_digest: str | None = None
 
   def to_json(self) -> str:
     """Returns the text of the file, without what is None."""
-    record = vars(self.counts) | {
-      'settings': self.settings and dict(self.settings),
-      'gamma': self.gamma and vars(self.gamma),
-      'examples_digest': self.examples_digest,
-      'settings_digest': self.settings_digest,
-    }
-    # Counts come first, each under its own name, as in earlier versions.
-    known = {k: v for k, v in record.items() if v is not None}
+    stated = dataclasses.asdict(self)
+    known = {key: x for key, x in stated.items() if x is not None}
     return json.dumps(known, indent=2) + '\n'
 
   @classmethod
@@ -65,15 +58,10 @@ class Mark:
     # These two decide whether a chunk is done: without them it is no mark.
     int(record['examples_digest'], 16)
     int(record['examples'])
-    counts = {name: record.get(name, 0) for name in vars(Counts())}
-    gamma = record.get('gamma')
-    return cls(
-      counts=Counts(**counts),
-      examples_digest=record['examples_digest'],
-      settings=record.get('settings'),
-      settings_digest=record.get('settings_digest'),
-      gamma=None if gamma is None else ChosenGamma(**gamma),
-    )
+    if (gamma := record.get('gamma')) is not None:
+      record['gamma'] = ChosenGamma(**gamma)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return cls(**{name: record[name] for name in names if name in record})
 
 
 def path_of(path: Path) -> Path:
@@ -110,10 +98,10 @@ def check_whole(path: Path, mark: Mark) -> None:
   """Raises ValueError unless a file has as many lines as its mark says."""
   # Lines are counted, not hashed: a full disk cuts files short, but changes
   # none.
-  if (found := num_lines(path)) != mark.counts.examples:
+  if (found := num_lines(path)) != mark.examples:
     lines = 'no file' if found is None else f'{found} lines'
     raise ValueError(
-      f'{path}: there should be {mark.counts.examples} lines, and there is '
+      f'{path}: there should be {mark.examples} lines, and there is '
       f'{lines}: remove {path_of(path)}, and give the command again'
     )
 

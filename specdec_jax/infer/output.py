@@ -164,7 +164,7 @@ def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
   path = shard.chunk_path(index)
   # A chunk of 0 bytes is what a full disk can leave beside a whole mark.
   mark = marks.read(path)
-  if mark is None or marks.num_lines(path) != mark.counts.examples:
+  if mark is None or marks.num_lines(path) != mark.examples:
     return None
   check_examples(path, mark, examples_digest, place=shard.chunk_folder)
   return mark
@@ -236,7 +236,7 @@ def finish(
       digests.append(chunk.examples_digest)
       file.write(path.read_bytes())
   mark = Mark(
-    counts=counts,
+    **vars(counts),
     examples_digest=marks.add_digests(digests),
     settings=settings,
     gamma=gamma,
@@ -286,7 +286,7 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
   lines = list(_interleave([paths[i].read_bytes() for i in range(count)]))
   merged = b''.join(lines)
   mark = Mark(
-    counts=sum((each.counts for each in found.values()), Counts()),
+    **vars(sum(found.values(), Counts())),
     examples_digest=marks.add_digests(
       m.examples_digest for m in found.values()
     ),

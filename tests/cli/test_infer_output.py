@@ -12,7 +12,7 @@ from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
 
 SETTINGS = {'Decoding.seed': '0'}
-MARK = Mark(counts=Counts(examples=2), examples_digest=f'{7:064x}')
+MARK = Mark(examples=2, examples_digest=f'{7:064x}')
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def finish(shard, settings=SETTINGS) -> None:
 def test_a_chunk_of_0_bytes_is_not_complete(shard):
   chunk = write_two_chunks(shard)
   look = lambda: output.chunk_mark(shard, 1, f'{7:064x}')
-  assert look().counts == MARK.counts
+  assert look().examples == MARK.examples
   chunk.write_bytes(b'')
   assert look() is None
 
@@ -57,7 +57,7 @@ def test_lines_are_compared_with_the_mark(shard):
 def test_a_finished_shard_that_lost_lines_is_not_complete(shard):
   write_two_chunks(shard)
   finish(shard)
-  assert output.begin(shard, SETTINGS).counts.examples == 4
+  assert output.begin(shard, SETTINGS).examples == 4
   shard.path.write_text('{}\n')
   with pytest.raises(ValueError, match='4 lines'):
     output.begin(shard, SETTINGS)
