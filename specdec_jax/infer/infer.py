@@ -183,7 +183,6 @@ def _decode_shard(run: _Run) -> int:
 
   # The first process holds the lock; the others wait for what it finds.
   with contextlib.ExitStack() as stack:
-    stack.enter_context(strategies.running_out_explained(run.job))
     processes.ask_first(lambda: stack.enter_context(output.only_writer(path)))
     if processes.ask_first(is_complete):
       _say(f'{path} is complete already')

@@ -4,7 +4,6 @@ beams, or score their targets; each is one bundle of functions.
 `footprint` computes, from shapes alone, what a job takes of every chip.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many, examples, records
 from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
-from specdec_jax.launch import failures, processes, progress
+from specdec_jax.launch import processes, progress
 from specdec_jax.measure import exact_bits
 from specdec_jax.models import quantized
 from specdec_jax.sharding import mesh as mesh_lib
@@ -263,22 +262,3 @@ def show_footprint(job: Job) -> int:
   if processes.is_first():
     progress.console().print(result)
   return 0
-
-
-@contextlib.contextmanager
-def running_out_explained(job: Job) -> Iterator[None]:
-  """Raises ValueError with what takes how much if memory runs out."""
-  try:
-    yield
-  except Exception as error:
-    if not failures.is_out_of_memory(error):
-      raise
-    target, drafter, state = (sizes[-1] for sizes in footprint(job).values())
-    limit = _chip_bytes(job.mesh)
-    has = f' of {limit:,}' if limit else ''
-    raise ValueError(
-      f'out of memory: of the bytes{has} that a device has, the weights take '
-      f'{target + drafter:,} and the caches of Decoding.batch_size '
-      f'{job.decoding.batch_size:,} take {state:,}: lower that or '
-      'TASK_FEATURE_LENGTHS, or raise device_mesh.num_partitions'
-    ) from error

@@ -30,7 +30,9 @@ def explain(error: BaseException) -> tuple[str, int]:
   if is_out_of_memory(error):
     return (
       'out of memory; shorten the longest prompt, lower --batch_size, '
-      '--max_new_tokens or --gamma, or take --dtype bfloat16',
+      '--max_new_tokens or --gamma, or take --dtype bfloat16; for infer, lower '
+      'Decoding.batch_size or TASK_FEATURE_LENGTHS, or raise '
+      'device_mesh.num_partitions: --dry_run shows what takes how much',
       EXIT_BAD_INPUT,
     )
   # Most commands find out in their first computation that jax has no device.
