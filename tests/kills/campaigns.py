@@ -13,6 +13,7 @@ import numpy as np
 from specdec_jax.checkpoints import orbax
 from specdec_jax.files.paths import user_path
 from specdec_jax.infer import output
+from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
 from specdec_jax.training import metrics_log
 from tests.cli import infer_runs
@@ -236,11 +237,10 @@ def write_shards(folder: Path) -> None:
       {'inputs': target, 'prediction': ' '.join(words[: 4 + (i + j) % 6])}
       for j in range(NUM_EXAMPLES // NUM_SHARDS)
     ]
-    counts = {'examples': len(lines)}
     output.begin(shard, settings)
-    mark = {**counts, 'examples_digest': f'{i:064x}'}
+    mark = Mark(examples=len(lines), examples_digest=f'{i:064x}')
     output.write_chunk(shard, 0, lines, mark, settings)
-    output.finish(shard, 1, {**counts, 'settings': settings})
+    output.finish(shard, 1, Counts(examples=len(lines)), settings)
 
 
 def merge(place: Disk | Bucket) -> Campaign:
