@@ -57,7 +57,7 @@ class Settings:
     if value is None:
       raise ValueError(f'{self.path} has no {name}: expected {expected}')
     if isinstance(value, np.ndarray):  # As a GGUF file has numbers.
-      value = value[: _short.maxlist + 1].tolist()
+      value = np.ravel(value)[: _short.maxlist + 1].tolist()
     shown = _short.repr(value)
     raise ValueError(f'{self.path}: {name} is {shown}, expected {expected}')
 

@@ -405,9 +405,9 @@ def test_an_index_that_is_damaged(legacy, shapes):
     with pytest.raises(ValueError, match='truncated'):
       t5x.read_target(legacy, shapes)
   for contents, message in (
-    ([1, 2], 'it has no optimizer'),
-    ({'model': {}}, 'it has no optimizer'),
-    ({'optimizer': {'target': {}}, 'version': 2}, 'of version 2'),
+    ([1, 2], 'it holds no names'),
+    ({'model': {}}, 'has no version: expected 3'),
+    ({'optimizer': {'target': {}}, 'version': 2}, 'version is 2'),
     ({'optimizer': {}, 'version': 3}, 'holds no parameters'),
   ):
     path.write_bytes(serialization.msgpack_serialize(contents))
@@ -429,10 +429,11 @@ def _array(shape, dtype, values) -> msgpack.ExtType:
 _BAD_INDICES = [
   (b'\x81\x80\x01', 'truncated'),
   (b'\x81\xa1a' * 5000 + b'\xc0', 'truncated'),
-  (_index({'state': [7]}), 'state.*no tree'),
-  (_index({'target': 7}), 'target.*no tree'),
-  (_index(version=_array([2], 'int8', b'33')), 'is of version'),
-  (_index({'target': {'x': msgpack.ExtType(5, b'')}}), 'array x .*code=5'),
+  (_index({'state': [7]}), r'optimizer\.state is \[7\]'),
+  (_index({'target': 7}), r'optimizer\.target is 7'),
+  (_index(version=_array([2], 'int8', b'33')), r'version is \[51, 51\]'),
+  (_index(version=_array([], 'int8', b'3')), 'version is'),
+  (_index({'target': {'x': msgpack.ExtType(5, b'')}}), 'x is .*code=5'),
   (_index(x=msgpack.ExtType(1, b'\x07')), 'no T5X checkpoint'),
   (_index(x=_array([1], 'nope', b'1234')), 'nope'),
   (_index(x=_array([1], 'object', b'12345678')), 'OBJECT'),
@@ -442,7 +443,7 @@ _BAD_INDICES = [
   (_index(x=_array([2], 'int8', 5)), 'no T5X checkpoint'),
   (_index({'state': {'step': 'x'}}), "step is 'x'"),
   (_index({'state': {'step': _array([2], 'int8', b'33')}}), 'a whole number'),
-  (_index({'target': {'x': None}}), 'array x .*None'),
+  (_index({'target': {'x': None}}), r'has no .*\.x\.path'),
 ]
 
 
@@ -464,17 +465,17 @@ def test_an_index_of_other_things(legacy, content, message):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'driver': 'n5'}, 'is no zarr'),
-    ({'kvstore': 'file'}, 'is no zarr'),
-    ({'metadata': 5}, 'is no zarr'),
-    ({'metadata': {'shape': 'x'}}, "a shape is 'x'"),
-    ({'metadata': {'shape': [2**60]}}, 'a shape is'),
-    ({'kvstore': {'path': 5}}, 'no valid path: 5'),
+    ({'driver': 'n5'}, "driver is 'n5'"),
+    ({'kvstore': 'file'}, "kvstore is 'file'"),
+    ({'metadata': 5}, 'metadata is 5'),
+    ({'metadata': {'shape': 'x'}}, "shape is 'x'"),
+    ({'metadata': {'shape': [2**60]}}, 'shape is'),
+    ({'kvstore': {'path': 5}}, 'path is 5'),
   ],
 )
 def test_specs_of_other_things(legacy, change, message):
   rewrite_specs(legacy, lambda name, spec: spec | change)
-  with pytest.raises(ValueError, match=f'checkpoint_7: array .*{message}'):
+  with pytest.raises(ValueError, match=f'checkpoint: .*{message}'):
     described(legacy)
 
 
@@ -499,7 +500,7 @@ def test_a_chunk_larger_than_its_array_is_refused(legacy, shapes):
 def test_paths_that_lead_elsewhere(legacy, shapes, path):
   kvstore = {'driver': 'file'} | ({} if path is None else {'path': path})
   rewrite_specs(legacy, lambda name, spec: {**spec, 'kvstore': kvstore})
-  with pytest.raises(ValueError, match='valid path'):
+  with pytest.raises(ValueError, match=r'\.path(:| is)'):
     t5x.read_target(legacy, shapes)
 
 

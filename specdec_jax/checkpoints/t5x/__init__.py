@@ -77,8 +77,9 @@ def read_target(path: Path | str, expected: Weights) -> Weights:
 def open_target(folder: Path) -> dict[str, Stored]:
   """Opens the stored parameters of a checkpoint that `find` found, by name."""
   if _layout(folder) == 'legacy':
-    return legacy.open_target(folder)
-  arrays = orbax.open_tree(folder / _STATE, 'target/')
+    arrays = legacy.open_target(folder)
+  else:
+    arrays = orbax.open_tree(folder / _STATE, 'target/')
   if not arrays:
     raise ValueError(f'{folder} holds no parameters')
   return arrays

@@ -5,7 +5,8 @@
 of one, which lies in a folder named after it with dots for slashes.
 """
 
-import reprlib
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from flax import serialization, traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
-from specdec_jax.checkpoints.settings import Json
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.models.layers import Weights
 
@@ -22,7 +23,7 @@ _VERSION = 3
 _CHUNK_ELEMENTS = 2**22
 
 
-def _read_index(folder: Path) -> Json:
+def _read_index(folder: Path) -> Settings:
   """Reads the trees `state` and `target`, with specs for arrays."""
   path = folder / FILE
   packed = path.read_bytes()
@@ -32,25 +33,22 @@ def _read_index(folder: Path) -> Json:
     raise ValueError(
       f'{path} is truncated or no T5X checkpoint: {error!r}'
     ) from error
+  if not isinstance(contents, dict):
+    raise ValueError(f'{path} is no T5X checkpoint: it holds no names')
+  index = Settings(path=str(path), values=contents)
+  if index.count('version', 0, least=0) != _VERSION:
+    index.refuse('version', str(_VERSION))
   # T5X calls all of it the optimizer, and the parameters its target.
-  trees = contents.get('optimizer') if isinstance(contents, dict) else None
-  if not isinstance(trees, dict):
-    raise ValueError(f'{path} is no T5X checkpoint: it has no optimizer')
-  version = contents.get('version', 0)
-  if type(version) is not int or version != _VERSION:
-    raise ValueError(f'{path} is of version {version}, expected {_VERSION}')
-  for part in ('state', 'target'):
-    if not isinstance(trees.get(part, {}), dict):
-      raise ValueError(f'{path} is no T5X checkpoint: its {part} is no tree')
-  return trees
+  return index.at('optimizer')
 
 
 def open_step(folder: Path) -> Stored | None:
   """Reads the training steps taken, None if the checkpoint does not say; raises
   ValueError if the file is damaged, or they are no number."""
-  step = _read_index(folder).get('state', {}).get('step')
+  state = _read_index(folder).at('state')
+  step = state.values.get('step')
   if not isinstance(step, int | np.ndarray | np.generic | None):
-    raise ValueError(f'{folder / FILE}: step is {reprlib.repr(step)}')
+    state.refuse('step', 'a whole number')
   return None if step is None else np.asarray(step)
 
 
@@ -61,20 +59,18 @@ def open_target(folder: Path) -> dict[str, Stored]:
   paths that are relative to it. Raises ValueError if the file is damaged, or a
   parameter is neither an array nor the spec of one in this folder.
   """
-  target = _read_index(folder).get('target')
-  if target is None:
-    raise ValueError(f'{folder / FILE} holds no parameters')
-  leaves = _leaves(target)
-  arrays = {k: v for k, v in leaves.items() if isinstance(v, np.ndarray)}
-  specs = {
-    name: _local_spec(folder, name, leaf)
-    for name, leaf in leaves.items()
-    if name not in arrays
-  }
+  target = _read_index(folder).at('target')
+  leaves = dataclasses.replace(target, values=_leaves(target.values))
+  arrays, specs = {}, {}
+  for name, leaf in leaves.values.items():
+    if isinstance(leaf, np.ndarray):
+      arrays[name] = leaf
+    else:
+      specs[name] = _local_spec(folder, leaves.at(name))
   return arrays | stored_arrays.open_all(specs, source=str(folder))
 
 
-def _leaves(tree: Json) -> Json:
+def _leaves(tree: Mapping[str, Any]) -> Json:
   """Returns arrays and specs by name."""
   # A spec is a dictionary as well, but it names a driver.
   is_spec = lambda path, value: isinstance(value.get('driver'), str)
@@ -82,30 +78,22 @@ def _leaves(tree: Json) -> Json:
   return {'/'.join(map(str, path)): leaf for path, leaf in by_path.items()}
 
 
-def _local_spec(folder: Path, name: str, spec: Any) -> Json:
+def _local_spec(folder: Path, spec: Settings) -> Json:
   """Rewrites a stored spec for the zarr in this folder, and checks it."""
-  is_spec = (
-    isinstance(spec, dict)
-    and isinstance(spec.get('kvstore'), dict)
-    and isinstance(spec.get('metadata', {}), dict)
-  )
-  if not is_spec or spec.get('driver') != 'zarr':
-    raise ValueError(f'{folder}: array {name} is no zarr: {reprlib.repr(spec)}')
+  spec.expect('driver', 'zarr')
+  kvstore, metadata = spec.at('kvstore'), spec.at('metadata')
   # tensorstore before 0.1.14 had the path beside the kvstore.
-  path = spec['kvstore'].get('path', spec.get('path'))
+  where = kvstore if kvstore.has('path') else spec
+  path = where.text('path').strip('/')
   # Nothing outside of the checkpoint's folder is opened.
-  parts = Path(path).parts if isinstance(path, str) else ()
-  if not parts or '..' in parts or path.strip('/') == '':
-    raise ValueError(f'{folder}: array {name} has no valid path: {path!r}')
-  kvstore = stored_arrays.kvstore(folder / path.strip('/'))
-  local: Json = {'driver': 'zarr', 'kvstore': kvstore}
-  if 'shape' in spec.get('metadata', {}):
-    shape = spec['metadata']['shape']
-    if not isinstance(shape, list) or not all(
-      type(size) is int and 0 <= size < 2**48 for size in shape
-    ):
-      raise ValueError(f'{folder}: array {name}: a shape is {shape!r}')
-    local['metadata'] = {'shape': shape}
+  if Path(path) == Path() or '..' in Path(path).parts:
+    where.refuse('path', 'a folder beside this file')
+  local: Json = {
+    'driver': 'zarr',
+    'kvstore': stored_arrays.kvstore(folder / path),
+  }
+  if metadata.has('shape'):
+    local['metadata'] = {'shape': metadata.counts('shape')}
   return local
 
 
