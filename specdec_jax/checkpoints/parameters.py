@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +40,10 @@ class Parameter:
   dtype: np.dtype | None = None
 
   @property
-  def file_shape(self) -> tuple[int, ...]:
-    """Shape in the file, slowest axis first."""
-    return self.shape[::-1] if self.is_transposed else self.shape
+  def in_file(self) -> jax.ShapeDtypeStruct:
+    """Shape in the file, slowest axis first; float32 is for all floats."""
+    shape = self.shape[::-1] if self.is_transposed else self.shape
+    return jax.ShapeDtypeStruct(shape, self.dtype or np.float32)
 
 
 def of(
@@ -95,31 +95,13 @@ def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
   return f'{prefix}{names[branch]}.{"bias" if leaf == "bias" else "weight"}'
 
 
-def check_tensors(
-  source: str | Path,
-  shapes: Mapping[str, Sequence[int]],
-  wanted: Sequence[Parameter],
-) -> None:
-  """Raises ValueError unless the tensors of a file, `shapes` by name, are those
-  that are wanted; `source` is what it calls the file."""
-  names = {parameter.name for parameter in wanted}
-  stored_arrays.check_names(set(shapes), names, source)
-  for parameter in wanted:
-    shape = list(shapes[parameter.name])
-    if shape != list(parameter.file_shape):
-      raise ValueError(
-        f'{source}: tensor {parameter.name} is {shape}, expected '
-        f'{list(parameter.file_shape)}'
-      )
-
-
 def read_all(
   read: Callable[[Parameter], np.ndarray],
   parameters: Sequence[Parameter],
   dtype: jnp.dtype,
 ) -> Weights:
   """Returns our tree of the tensors in a file, converted in a few threads;
-  `read` gives a parameter's tensor `[file_shape]`, in float32 or integers."""
+  `read` gives a parameter's tensor as `in_file`."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     # A transposed view is copied in one pass with the change of its dtype.

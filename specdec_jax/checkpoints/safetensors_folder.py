@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import settings, stored_arrays
 from specdec_jax.checkpoints.parameters import (
   Parameter,
-  check_tensors,
   is_all_finite,
   read_all,
 )
@@ -27,8 +27,11 @@ from specdec_jax.models.layers import Weights
 
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
-_FLOATS = ('F64', 'F32', 'F16', 'BF16')
-_INTEGERS = {'int32': ('I32', 'I64'), 'int8': ('I8',)}
+# What is read. Token ids, which torch writes as int64, are narrowed.
+_DTYPES = {
+  'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': jnp.bfloat16,
+  'I64': np.int32, 'I32': np.int32, 'I8': np.int8,
+}  # fmt: skip
 # The limit of safetensors itself.
 _MAX_HEADER = 10**8
 _import_safetensors = functools.partial(
@@ -153,23 +156,21 @@ def read_params(
   `folder` is for the errors: ValueError if a tensor is missing, unexpected, of
   another shape or type, or not finite.
   """
-  slices = {name: each.get_slice(name) for name, each in handles.items()}
-  shapes = {name: each.get_shape() for name, each in slices.items()}
-  check_tensors(folder, shapes, parameters)
-  for parameter in parameters:
-    stored = slices[parameter.name].get_dtype()
-    types = _INTEGERS.get(str(parameter.dtype), _FLOATS)
-    if stored not in types:
+  found = {}
+  for name, handle in handles.items():
+    stored = handle.get_slice(name)
+    kind = stored.get_dtype()
+    if kind not in _DTYPES:
       raise ValueError(
-        f'{folder}: tensor {parameter.name} is stored as {stored}, expected '
-        f'one of {", ".join(types)}'
+        f'{folder}: {name} is stored as {kind}, which is not read'
       )
+    found[name] = jax.ShapeDtypeStruct(stored.get_shape(), _DTYPES[kind])
+  stored_arrays.check(found, {p.name: p.in_file for p in parameters}, folder)
 
   def read(parameter: Parameter) -> np.ndarray:
     name = parameter.name
     values: np.ndarray = handles[name].get_tensor(name)
     if np.issubdtype(values.dtype, np.integer):
-      # Token ids are written as int64 by torch.
       narrow = values.astype(parameter.dtype)
       if not np.array_equal(narrow, values):
         raise ValueError(f'{folder}: tensor {name} holds more than 32 bits')

@@ -115,10 +115,9 @@ def read_tree(
   Raises:
     ValueError: if arrays are not those expected, or cannot be read.
   """
-  # Compares names, then shapes and types, before anything is read.
+  # Before anything is read.
   wanted = flatten(expected)
-  check_names(set(arrays), set(wanted), source)
-  _check_arrays(arrays, wanted, source)
+  check(arrays, wanted, source)
 
   def read(name: str) -> Array:
     with _damage(source, name, 'read'):
@@ -203,14 +202,16 @@ def check_names(
     raise ValueError(f'{source} {" and ".join(parts)}')
 
 
-def _check_arrays(
-  arrays: Mapping[str, Stored], wanted: Weights, source: str
+def check(
+  found: Mapping[str, Any], wanted: Mapping[str, Any], source: str | Path
 ) -> None:
-  """Raises ValueError, naming the first few, unless the shapes agree."""
+  """Raises ValueError, naming the first few, unless arrays, which need only
+  have a shape and a dtype, are those wanted: by name, then shape and type."""
+  check_names(set(found), set(wanted), source)
   # Integers must have the stored type; floats of any width are cast.
   wrong = []
   for name, leaf in wanted.items():
-    stored = describe(arrays[name])
+    stored = describe(found[name])
     if stored.shape != tuple(leaf.shape):
       wrong.append(
         f'{name} is {list(stored.shape)}, expected {list(leaf.shape)}'

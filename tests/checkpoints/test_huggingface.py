@@ -232,7 +232,12 @@ def test_bad_tensors_are_named(folder):
     lambda t: t.update({name: t[name][1:]}),
     rf'{name} is \[63, 32\]',
   )
-  refused(lambda t: t.update({name: t[name].astype(np.int8)}), 'as I8')
+  refused(lambda t: t.update({name: t[name].astype(np.int8)}), 'as int8')
+  refused(lambda t: t.update({name: t[name] > 0}), f'{name} is stored as BOOL')
+  refused(
+    lambda t: t.update({key: value[1:] for key, value in t.items()}),
+    r'does not fit: .*; .*; .*; .* and \d+ more',
+  )
   refused(
     lambda t: t.update({name: t[name] * np.float32(np.nan)}),
     f'{name} holds a NaN',

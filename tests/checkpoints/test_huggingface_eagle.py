@@ -380,7 +380,7 @@ def test_bad_tensors_are_named(folder):
   )
   refused(
     lambda t: t.update({'d2t': t['d2t'].astype(np.float32)}),
-    'd2t is stored as F32',
+    'd2t is stored as float32',
   )
   refused(lambda t: t.update({'d2t': t['d2t'] + 2**40}), 'more than 32 bits')
   refused(

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints import parameters, settings, stored_arrays
 from specdec_jax.checkpoints.gguf import container
 from specdec_jax.checkpoints.gguf.container import GgufFile
 from specdec_jax.checkpoints.parameters import Parameter
@@ -224,10 +224,10 @@ def read_params(path: Path, config: _Config) -> Weights:
   kind = 'Gemma' if is_gemma else 'Llama'
   if not isinstance(config, GemmaConfig if is_gemma else LlamaConfig):
     raise ValueError(f'{path} holds a {kind}, not the sizes of a {config}')
-  # Names and shapes are compared before anything is dequantised.
+  # Before anything is dequantised.
   wanted = parameters_of(config)
-  shapes = {k: v.shape for k, v in file.tensors.items() if k != _ROPE_FACTORS}
-  parameters.check_tensors(file.path, shapes, wanted)
+  found = {k: v for k, v in file.tensors.items() if k != _ROPE_FACTORS}
+  stored_arrays.check(found, {p.name: p.in_file for p in wanted}, file.path)
 
   def read(parameter: Parameter) -> np.ndarray:
     values = container.read_tensor(file, parameter.name)

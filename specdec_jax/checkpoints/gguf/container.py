@@ -11,7 +11,7 @@ import functools
 import math
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class TensorInfo:
   shape: tuple[int, ...]
   type_id: int
   offset: int
+  dtype: ClassVar = np.float32  # Of what `read_tensor` returns.
 
 
 @dataclasses.dataclass(frozen=True)
