@@ -75,8 +75,6 @@ class BeamDrafter(NamedTuple):
       a draft model's cache, whose entries lie as the target's, what
       `LanguageModel.gather` and then `rewind` do in the target's. The default,
       for drafters without a cache, returns the state unchanged.
-    may_abstain: whether a draft can be empty; the loop then also compiles a
-      narrow target call.
   """
 
   gamma: int
@@ -86,7 +84,6 @@ class BeamDrafter(NamedTuple):
   keep: Callable[[Arrays, Array, Array, Array], Arrays] = (
     lambda state, starts, offsets, lengths: state
   )
-  may_abstain: bool = False
 
 
 def with_own(sees: Array, starts: Array) -> Array:

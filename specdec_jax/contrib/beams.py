@@ -75,7 +75,7 @@ def copied(
     )
     return levels, state
 
-  return BeamDrafter(gamma, num_beams, init, propose, may_abstain=True)
+  return BeamDrafter(gamma, num_beams, init, propose)
 
 
 def of_model(
@@ -103,12 +103,9 @@ def of_model(
     vocab_size: the search's.
 
   Raises:
-    ValueError: if `gamma` or `width` is below 1, or the model takes no
-      placements.
+    ValueError: if `gamma` is below 1, or the model takes no placements.
   """
   check_gamma(gamma)
-  if width < 1:
-    raise ValueError(f'a level needs at least one node, got width {width}')
   if model.gather is None:
     raise ValueError(
       'this draft model takes no placements, and cannot draft for a beam search'

@@ -16,7 +16,7 @@ from specdec_jax import arrays, base
 from specdec_jax.base import Array, Arrays, Params
 from specdec_jax.contrib import beam_trie
 from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter, Beams
-from specdec_jax.decoding import beam_search, statistics, target_call
+from specdec_jax.decoding import beam_search, statistics
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.beam_search import BeamOutput, Rules, Search
 from specdec_jax.decoding.state import EosId
@@ -175,25 +175,8 @@ def run(
       draft, own = drafter.propose(
         params.drafter, state.beams, state.drafter_state
       )
-    # Finished rows draft nothing, so that the narrow call suffices if no other
-    # row has a draft.
-    is_active = state.beams.search.is_active[:, None, None]
-    draft = dataclasses.replace(
-      draft, parents=jnp.where(is_active, draft.parents, -1)
-    )
     state = dataclasses.replace(state, drafter_state=own)
-
-    def judge(state: State, gamma: int = drafter.gamma) -> State:
-      levels = jax.tree.map(lambda levels: levels[:, :gamma], draft)
-      return _judge(params.target, state, levels, target, drafter, rules)
-
-    if not drafter.may_abstain:
-      return judge(state)
-    # Two calls in one loop, of which one runs: a batch without drafts pays for
-    # K tokens, not for K + G * U.
-    has_draft = jnp.any(draft.parents >= 0)
-    state = target_call.run_if(has_draft, judge, state)
-    return target_call.run_if(~has_draft, lambda s: judge(s, 0), state)
+    return _judge(params.target, state, draft, target, drafter, rules)
 
   return jax.lax.while_loop(
     lambda state: jnp.any(state.beams.search.is_active), iterate, state
@@ -208,8 +191,8 @@ def _judge(
   drafter: BeamDrafter,
   rules: Rules,
 ) -> State:
-  """Scores a draft of any depth, replays the steps it allows, and keeps the
-  cache entries of the sequences that were live."""
+  """Scores a draft, replays the steps it allows, and keeps the cache entries of
+  the sequences that were live."""
   beams = state.beams
   with jax.named_scope('verify'):
     tokens, placement = beam_trie.laid_out(beams, draft)
@@ -327,8 +310,6 @@ def _count(
   return dataclasses.replace(
     before,
     num_target_runs=before.num_target_runs + (num_steps > 0).astype(jnp.int32),
-    num_short_runs=before.num_short_runs
-    + ((num_steps > 0) & (draft.tokens.shape[1] < gamma)).astype(jnp.int32),
     num_drafted=before.num_drafted
     + jnp.where(fails, num_drafted, num_accepted),
     num_tested=before.num_tested + reach(num_tested),

@@ -107,13 +107,11 @@ def _settings(job: Job) -> dict[str, Any]:
   """Returns the arguments that a beam search and its `init` share."""
   # A dry run asks for the caches alone, and has no examples.
   num_beams = job.decoding.num_decodes or 1
-  drafter = beam_drafting.drafter(
-    job.decoder, num_beams, job.decoding.draft_width
-  )
   return {
     'target': job.decoder.target,
-    # As in the loop, calls always have one width.
-    'drafter': drafter._replace(may_abstain=False),
+    'drafter': beam_drafting.drafter(
+      job.decoder, num_beams, job.decoding.draft_width
+    ),
     'num_beams': num_beams,
     'max_len': job.max_len,
     'max_new_tokens': job.targets_length,
