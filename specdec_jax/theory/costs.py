@@ -18,6 +18,13 @@ def widths_to_time(max_gamma: int) -> tuple[int, ...]:
   return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
 
 
+def per_token(first: float, whole: float, num: int) -> float:
+  """Computes the cost of each further token of a draft of `num`, which costs
+  `whole`: 0 if the first alone was found no cheaper, and its cost if there are
+  no others."""
+  return max(whole - first, 0.0) / (num - 1) if num > 1 else first
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
   """Times of an iteration's parts, in seconds or any other unit.

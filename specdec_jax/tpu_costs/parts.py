@@ -28,13 +28,12 @@ from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import trees as tree_theory
-from specdec_jax.theory.costs import Costs, widths_to_time
+from specdec_jax.theory.costs import Costs, per_token, widths_to_time
 from specdec_jax.tpu_costs import aot
 from specdec_jax.tpu_costs.aot import Job, ProgramCost
 from specdec_jax.tpu_costs.workloads import Workload
 
 _Tree = TypeVar('_Tree')
-_FIRST, _FURTHER = 'drafter, first token', 'drafter, further token'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,33 +188,37 @@ def pair_costs(
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
-  programs = dict(zip(jobs, costs, strict=True))
-  if whole.chain is None and max_gamma > 1:
-    programs[_FURTHER] = _per_token(
-      programs[_FIRST], programs[_FURTHER], max_gamma - 1
-    )
   return PairCosts(
-    costs=costs_of(max_gamma, list(programs.values()), shapes),
-    programs=programs,
+    costs=costs_of(max_gamma, costs, shapes, whole.chain is not None),
+    programs=dict(zip(jobs, costs, strict=True)),
     memory=memory,
     notes=(whole.note,) if whole.note else (),
   )
 
 
 def costs_of(
-  max_gamma: int, parts: Sequence[ProgramCost], shapes: Sequence[Tree] = ()
+  max_gamma: int,
+  parts: Sequence[ProgramCost],
+  shapes: Sequence[Tree] = (),
+  is_chain: bool = True,
 ) -> Costs:
   """Puts the costs of `part_jobs`, in their order, as the planner takes them;
-  the loop's own cost is in the target's."""
+  the loop's own cost is in the target's. Without `is_chain` the second draft is
+  one of all tokens."""
   widths = widths_to_time(max_gamma)
   target = parts[: len(widths)]
-  first, further, *of_trees = parts[len(widths) :]
+  first, second, *of_trees = parts[len(widths) :]
+
+  def further(name: str) -> float:
+    one, cost = getattr(first, name), getattr(second, name)
+    return cost if is_chain else per_token(one, cost, max_gamma)
+
   return Costs(
     widths=widths,
     target_seconds=[cost.seconds for cost in target],
     first_draft_seconds=first.seconds,
-    draft_seconds=further.seconds,
-    c_hat=further.flops / target[0].flops,
+    draft_seconds=further('seconds'),
+    c_hat=further('flops') / target[0].flops,
     tree_nodes=[len(tree.parents) for tree in shapes],
     # Of two trees: target call, draft, target call, draft.
     tree_seconds=[cost.seconds for cost in of_trees[::2]],
@@ -238,11 +241,11 @@ def part_jobs(
     for width in widths_to_time(max_gamma)
   }
   one = decoder.choice.make(decoder.target_info, Fixed(1)).drafter
-  jobs[_FIRST] = _draft(whole, one)
+  jobs['drafter, first token'] = _draft(whole, one)
   if whole.chain is None:
-    jobs[_FURTHER] = _draft(whole, whole.program.method.drafter)
+    jobs['drafter, all tokens'] = _draft(whole, whole.program.method.drafter)
   else:
-    jobs[_FURTHER] = _further_draft(whole, whole.chain)
+    jobs['drafter, further token'] = _further_draft(whole, whole.chain)
   for tree in shapes:
     own, num_nodes = shapes_of(workload, tree), len(tree.parents)
     name = f'tree of {num_nodes} nodes'
@@ -325,22 +328,6 @@ def _further_draft(shapes: Shapes, chain: Chain) -> Job:
 def _in_place(step: Callable[..., Any], *args: Any) -> Part:
   """Makes a program that may overwrite its second argument, the cache."""
   return Part(jax.jit(step, donate_argnums=1), args)
-
-
-def _per_token(one: ProgramCost, many: ProgramCost, more: int) -> ProgramCost:
-  """Returns the cost of each of the `more` tokens by which `many` exceeds
-  `one`; 0 where the compiler found the longer draft no dearer. Compile time and
-  sizes of the program are those of `many`."""
-  whole = ('argument_bytes', 'temporary_bytes', 'compile_seconds')
-
-  def share(name: str, cost: float) -> float:
-    if name in whole:
-      return cost
-    each = max(cost - getattr(one, name), 0) / more
-    return round(each) if name.startswith('num_') else each
-
-  shares: Any = {name: share(name, cost) for name, cost in vars(many).items()}
-  return ProgramCost(**shares)
 
 
 def _check_fits(workload: Workload, memory: dict[str, int]) -> None:

@@ -64,15 +64,20 @@ def test_chips_share_a_copy_as_the_rows_need():
   assert found == [6, 3, 2, 1]
 
 
-def test_a_further_token_has_whole_counts_and_its_program_s_sizes():
+def test_without_a_chain_the_drafts_differ_by_the_further_tokens():
   fields = [field.name for field in dataclasses.fields(aot.ProgramCost)]
-  one, many = (
-    aot.ProgramCost(**dict.fromkeys(fields, figure)) for figure in (10, 15)
-  )
-  each = parts._per_token(one, many, 11)
-  assert (each.num_instructions, each.num_collectives) == (0, 0)
-  assert each.seconds == each.flops == 5 / 11
-  assert each.compile_seconds == each.argument_bytes == 15
+  figures = (50, 60, 70, 10, 15)
+  costs = [aot.ProgramCost(**dict.fromkeys(fields, each)) for each in figures]
+  chain = parts.costs_of(12, costs)
+  assert (chain.draft_seconds, chain.c_hat) == (15, 15 / 50)
+  whole = parts.costs_of(12, costs, is_chain=False)
+  assert (whole.draft_seconds, whole.c_hat) == (5 / 11, 5 / 11 / 50)
+  assert whole.first_draft_seconds == chain.first_draft_seconds == 10
+  # A longer draft that was found no dearer costs no more.
+  assert parts.costs_of(12, [*costs[:3], *costs[:2:-1]], (), False).c_hat == 0
+  # Costs of gamma 1 have no further token to tell apart.
+  costs = [*costs[:2], costs[4], costs[4]]
+  assert parts.costs_of(1, costs, is_chain=False).draft_seconds == 15
 
 
 def test_what_is_compiled_for_a_slice_is_not_kept(tmp_path):
