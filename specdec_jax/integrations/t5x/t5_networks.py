@@ -83,9 +83,8 @@ def params_of(params: Weights, config: Config, *, role: str) -> Weights:
   ValueError, with the `role`, if names or shapes are not its own."""
   # Checks names and shapes: a wrong tree would decode, but wrongly.
   params = flax.core.unfreeze(params)
-  leaves = stored_arrays.flatten(params)
-  shapes = {name: leaf.shape for name, leaf in leaves.items()}
-  parameters.check_tensors(f'the {role}', shapes, parameters.of(config))
+  wanted = {p.name: p.in_file for p in parameters.of(config)}
+  stored_arrays.check(stored_arrays.flatten(params), wanted, f'the {role}')
   # T5X rounds every kernel to the dtype of the activations, but multiplies the
   # last projection, or embeddings that serve as it, in float32.
   last = 'token_embedder' if config.is_tied else 'logits_dense'
