@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +43,7 @@ class Drafts(NamedTuple):
     kind: the drafter that it is for, by its name among `assembly`'s choices.
     bind: `(target, config, width=) -> Bound`: binds the network to a target,
       which then keeps what the network reads at the first `width` tokens of a
-      call. `target` is the target's `Network`, None if its family has none.
+      call. `target` is the target's `Network`.
   """
 
   kind: str
@@ -56,15 +57,15 @@ class Family(NamedTuple):
     name: the network's name in model.json.
     config: the frozen dataclass of its sizes, with a field `dtype`; those of
       whole models also have `vocab_size` and `is_tied`.
-    stacks: the fields of `config` that count layers, the encoder's first, each
+    stacks: the fields of `config` that count layers, the decoder's last, each
       with the branch of the parameters that has these layers as `layers_0`,
       `layers_1` ...; `''` is the tree itself.
+    module: the network, as `Network` describes it; None for a family without
+      one, whose residual streams cannot be kept.
     init_params: `(config, rng_key)` to fresh float32 parameters; None to make
-      them from `network`.
+      them from `module`.
     language_model: the functions that decoding calls; None to make them from
-      `network`.
-    network: the `Network` of these sizes; None for a family without one, whose
-      residual streams cannot be kept.
+      `module`.
     drafts: the purpose of a network that only drafts; None for a whole model.
     has_encoder: whether prompts go to an encoder.
     starts: tokens that the decoder starts with, before any prompt.
@@ -81,9 +82,9 @@ class Family(NamedTuple):
   name: str
   config: type
   stacks: Mapping[str, str] = {}
+  module: type[nn.Module] | None = None
   init_params: Callable[[Any, Array], Weights] | None = None
   language_model: Callable[[Any], LanguageModel] | None = None
-  network: Callable[[Any], Network] | None = None
   drafts: Drafts | None = None
   has_encoder: Callable[[Any], bool] = lambda config: False
   starts: tuple[int, ...] = ()
@@ -99,14 +100,14 @@ FAMILIES = (
     name='llama',
     config=LlamaConfig,
     stacks={'num_layers': ''},
-    network=llama.network,
+    module=llama.Llama,
     max_positions=lambda config: config.max_positions,
   ),
   Family(
     name='t5',
     config=T5Config,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
-    network=t5.network,
+    module=t5.T5,
     has_encoder=lambda config: config.num_encoder_layers > 0,
     starts=(0,),
     adds_special_tokens=lambda config: config.num_encoder_layers > 0,
@@ -116,14 +117,14 @@ FAMILIES = (
     name='gemma',
     config=GemmaConfig,
     stacks={'num_layers': ''},
-    network=gemma.network,
+    module=gemma.Decoder,
     max_positions=lambda config: config.max_positions,
   ),
   Family(
     name='t5gemma',
     config=T5GemmaConfig,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
-    network=t5gemma.network,
+    module=t5gemma.T5Gemma,
     has_encoder=lambda config: True,
     starts=(2,),
     max_positions=lambda config: config.max_positions,
@@ -199,13 +200,19 @@ def language_model(config: AnyConfig) -> LanguageModel:
 
 
 def network(config: AnyConfig) -> Network:
-  """Makes a model's `Network`; ValueError if its family has none."""
+  """Makes a model's `Network`; ValueError if its family has no module."""
   family = of(config)
-  if family.network is None:
-    raise ValueError(
-      f'a {family.name} only drafts: give a language model, which it drafts for'
-    )
-  return family.network(config)
+  if family.module is None:
+    what = 'keeps no streams that a drafter could read'
+    if family.drafts is not None:
+      what = 'only drafts and is no language model'
+    raise ValueError(f'a {family.name} {what}: give another model')
+  return Network(
+    module=family.module(config),
+    config=config,
+    num_layers=num_layers(config)[-1],
+    has_encoder=family.has_encoder(config),
+  )
 
 
 def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
@@ -214,13 +221,12 @@ def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
   The target then keeps what the network reads at the first `width` tokens of a
   call. Raises ValueError if the two do not fit.
   """
-  family, drafts = of(target), of(config).drafts
-  if drafts is None:
+  family = of(config)
+  if family.drafts is None:
     raise ValueError(
-      f'a {of(config).name} is a whole model: give one that only drafts'
+      f'a {family.name} is a whole model: give one that only drafts'
     )
-  network = family.network and family.network(target)
-  return drafts.bind(network, config, width=width)
+  return family.drafts.bind(network(target), config, width=width)
 
 
 def num_layers(config: AnyConfig) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from specdec_jax.models.layers import (
   RMSNorm,
   query_key_value,
 )
-from specdec_jax.models.networks import Network, Past
+from specdec_jax.models.networks import Past
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,11 +265,3 @@ class Llama(nn.Module):
       return self.token_embedder.attend(x)
     logits: Array = self.logits_dense(x)
     return logits
-
-
-def network(config: LlamaConfig) -> Network:
-  """Makes a Llama-type decoder of these sizes, with what decoding needs to know
-  of it; its params are `{'token_embedder': ..., 'layers_0': ..., ...}`."""
-  return Network(
-    module=Llama(config), config=config, num_layers=config.num_layers
-  )

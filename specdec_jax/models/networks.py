@@ -86,21 +86,19 @@ class Network:
     config: its sizes; `vocab_size`, `embed_dim` and `dtype` are read.
     num_layers: layers of the decoder.
     has_encoder: whether prompts must have encoder tokens; else they must not.
-    embedder: path of the decoder's token embeddings among the parameters.
   """
 
   module: nn.Module
   config: Any
   num_layers: int
-  has_encoder: bool = False
-  embedder: tuple[str, ...] = ('token_embedder',)
+  has_encoder: bool
 
   def token_embedder(self, params: Weights) -> Weights:
     """Returns the parameters of the decoder's token embeddings."""
-    # ('decoder', 'token_embedder') is params['decoder']['token_embedder'].
-    for name in self.embedder:
-      params = params[name]
-    return params
+    # At the top of the tree, unless they are the decoder's alone: those of a
+    # T5Gemma, and of a T5 without an encoder.
+    own = params.get('token_embedder')
+    return own or params['decoder']['token_embedder']
 
   def before_prompt(
     self, params: Weights, prompt: Prompt, max_len: int
@@ -132,17 +130,6 @@ class Network:
       x = arrays.read_block(x, at, 1)
     logits: Array = applied(self.module)(params, x, method='project')
     return logits
-
-
-def tapped(network: Network | None) -> Network:
-  """Returns a target's network, whose streams a drafter reads; ValueError for
-  None, the network of a family that has none."""
-  if network is None:
-    raise ValueError(
-      'the target keeps no streams that a drafter could read: choose another '
-      'drafter, or a target with a network'
-    )
-  return network
 
 
 class Bound(NamedTuple):

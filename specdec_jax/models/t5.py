@@ -26,7 +26,7 @@ from specdec_jax.models import (
 )
 from specdec_jax.models.kv_cache import Cross, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
-from specdec_jax.models.networks import Kept, Network
+from specdec_jax.models.networks import Kept
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
 
@@ -220,24 +220,6 @@ class T5(nn.Module):
       )
     x, _ = self.decoder(decoder_tokens, placement, crosses, None)
     return x
-
-
-def network(config: T5Config) -> Network:
-  """Makes a T5, with or without an encoder; its params are T5X's tree.
-
-  Id 0 pads the encoder's input. A decoder-only model takes the whole prompt as
-  decoder tokens, an encoder-decoder only its start token (0 in T5).
-  """
-  has_encoder = config.num_encoder_layers > 0
-  # With an encoder, the embeddings are shared and lie at the top of the tree.
-  branch = () if has_encoder else ('decoder',)
-  return Network(
-    module=T5(config),
-    config=config,
-    num_layers=config.num_decoder_layers,
-    has_encoder=has_encoder,
-    embedder=(*branch, 'token_embedder'),
-  )
 
 
 def _embed(config: T5Config) -> Embed:

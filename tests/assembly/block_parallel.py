@@ -19,7 +19,7 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Array, Draft, Drafter
-from specdec_jax.models import attention, families, kv_cache, networks, taps
+from specdec_jax.models import attention, families, kv_cache, taps
 from specdec_jax.models.families import Drafts, Family
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Dense, Mlp, RMSNorm, applied
@@ -137,8 +137,7 @@ def init_params(config: BlockConfig, rng_key: Array) -> Any:
   return BlockDrafter(config).init(rng_key, *sizes, cache)['params']
 
 
-def bind(network: Network | None, config: BlockConfig, *, width: int) -> Bound:
-  target = networks.tapped(network)
+def bind(target: Network, config: BlockConfig, *, width: int) -> Bound:
   apply = applied(BlockDrafter(config))
 
   def read(params, features: Array, cache: KVCache) -> KVCache:

@@ -14,7 +14,7 @@ from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Array, Draft, Drafter
 from specdec_jax.drafters import features
-from specdec_jax.models import families, networks, taps
+from specdec_jax.models import families, taps
 from specdec_jax.models.families import Drafts, Family
 from specdec_jax.models.layers import Dense, applied
 from specdec_jax.models.networks import Bound, Network
@@ -50,8 +50,7 @@ def init_params(config: MedusaConfig, rng_key: Array) -> Any:
   return Medusa(config).init(rng_key, x)['params']
 
 
-def bind(network: Network | None, config: MedusaConfig, *, width: int) -> Bound:
-  target = networks.tapped(network)
+def bind(target: Network, config: MedusaConfig, *, width: int) -> Bound:
   keeping = taps.last_call(target, (taps.LAST,), width=width)
   return Bound(model=applied(Medusa(config)), target=keeping)
 

@@ -223,15 +223,19 @@ def test_layers_are_told_stack_by_stack():
   }
 
 
-def test_what_only_drafts_is_no_language_model():
+def test_what_only_drafts_is_no_language_model(monkeypatch):
   with pytest.raises(ValueError, match='block_heads only'):
     families.language_model(CONFIGS['block_heads'])
   with pytest.raises(ValueError, match='whole model'):
     families.bind(CONFIGS['llama'], CONFIGS['t5'], width=2)
-  with pytest.raises(ValueError, match='no streams'):
+  with pytest.raises(ValueError, match='eagle only'):
     families.bind(CONFIGS['eagle'], CONFIGS['eagle'], width=2)
+  table = TableConfig(vocab_size=4)
   with pytest.raises(ValueError, match='TableConfig'):
-    families.of(TableConfig(vocab_size=4))
+    families.of(table)
+  monkeypatch.setattr(families, 'FAMILIES', (*families.FAMILIES, TABLE))
+  with pytest.raises(ValueError, match='no streams'):
+    families.bind(table, CONFIGS['eagle'], width=2)
 
 
 # A file format and a training recipe that are for one network.

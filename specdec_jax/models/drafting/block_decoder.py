@@ -317,9 +317,7 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
   return BlockModel(init, predict, config.vocab_size)
 
 
-def bind(
-  network: Network | None, config: BlockDecoderConfig, *, width: int
-) -> Bound:
+def bind(target: Network, config: BlockDecoderConfig, *, width: int) -> Bound:
   """Makes the network for `drafters.spec_drafter`, which reads no target."""
-  del network, width
+  del target, width
   return Bound(model=block_model(config))

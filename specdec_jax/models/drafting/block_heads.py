@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.base import Array, Prompt
 from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
-from specdec_jax.models import networks, taps
+from specdec_jax.models import taps
 from specdec_jax.models.layers import Weights, applied
 from specdec_jax.models.networks import Bound, Network
 
@@ -74,18 +74,15 @@ def init_params(config: BlockHeadsConfig, rng_key: Array) -> Weights:
   return BlockHeads(config).init(rng_key, x)['params']
 
 
-def bind(
-  network: Network | None, config: BlockHeadsConfig, *, width: int
-) -> Bound:
+def bind(target: Network, config: BlockHeadsConfig, *, width: int) -> Bound:
   """Binds the first `width - 1` heads to a target, for
   `contrib.blockwise_heads`; the target then keeps what the heads read at the
   first `width` tokens of a call.
 
   The drafter's params are `{'heads': ..., 'target': ...}`, since heads share
-  the target's projection. Raises ValueError if the target keeps no streams, or
-  the heads' `embed_dim` is not the target's.
+  the target's projection. Raises ValueError if the heads' `embed_dim` is not
+  the target's.
   """
-  target = networks.tapped(network)
   own, read = config.embed_dim, target.config.embed_dim
   if own != read:
     raise ValueError(

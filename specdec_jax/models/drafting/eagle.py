@@ -18,7 +18,7 @@ import numpy as np
 from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
 from specdec_jax.drafters.eagle import EagleModel
-from specdec_jax.models import attention, kv_cache, networks, quantized, taps
+from specdec_jax.models import attention, kv_cache, quantized, taps
 from specdec_jax.models.draft_vocabulary import spread
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
@@ -283,17 +283,16 @@ def check_params(config: EagleConfig, params: Weights) -> None:
     )
 
 
-def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
+def bind(target: Network, config: EagleConfig, *, width: int) -> Bound:
   """Binds the network to a target, for `drafters.eagle`; the target then keeps
   what the network reads at the first `width` tokens of a call.
 
   The drafter's params are `{'eagle': ..., 'token_embedder': ...}`: the
   network's, and the token embeddings, the target's unless the network has its
   own. Logits are of the target's vocabulary, those of tokens that are not in
-  the draft vocabulary `NEVER`. Raises ValueError if the target keeps no
-  streams, or its width or its number of layers does not fit.
+  the draft vocabulary `NEVER`. Raises ValueError if the target's width or
+  number of layers does not fit.
   """
-  target = networks.tapped(network)
   # Its streams are what the network was trained on.
   read = target.config.embed_dim
   if read != config.target_embed_dim:

@@ -14,7 +14,6 @@ from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.networks import Network
 from specdec_jax.sharding import rules
 
 
@@ -72,10 +71,3 @@ class Decoder(nn.Module):
     """Makes a cache without tokens and with room for `capacity` in each row."""
     layers = self.config.num_layers
     return kv_cache.init(self.config, batch_size, capacity, layers)
-
-
-def network(config: GemmaConfig) -> Network:
-  """Makes a Gemma 2 or 3; its params are `{'token_embedder': ..., ...}`."""
-  return Network(
-    module=Decoder(config), config=config, num_layers=config.num_layers
-  )

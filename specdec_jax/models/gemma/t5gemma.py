@@ -16,7 +16,6 @@ from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.networks import Network
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,17 +123,3 @@ class T5Gemma(nn.Module):
   def project(self, x: Array) -> Array:
     """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
     return self.decoder.project(x)
-
-
-def network(config: T5GemmaConfig) -> Network:
-  """Makes a T5Gemma; its params are `{'encoder': ..., 'decoder': ...}`.
-
-  Id 0 pads the encoder's input; the decoder starts with the start of text, 2.
-  """
-  return Network(
-    module=T5Gemma(config),
-    config=config,
-    num_layers=config.num_decoder_layers,
-    has_encoder=True,
-    embedder=('decoder', 'token_embedder'),
-  )
