@@ -234,11 +234,6 @@ class Llama(nn.Module):
     if not config.is_tied:
       self.logits_dense = Dense(num_logits(self, config.vocab_size))
 
-  def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
-    """Makes a cache without tokens and with room for `capacity` in each row."""
-    layers = self.config.num_layers
-    return kv_cache.init(self.config, batch_size, capacity, layers)
-
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None
   ) -> tuple[Array, KVCache]:

@@ -78,12 +78,13 @@ class Network:
   """A network of decoder layers, as decoding uses it.
 
   Attributes:
-    module: a network with three methods: `empty_cache(batch_size, capacity)`
-      makes a `KVCache` and, with an encoder, takes int32 `[B, E]` as a third
-      argument; `extend(tokens, cache, placement)` returns the last hidden
-      states `[B, T, embed]` and the cache; `project` maps such states to
-      logits. If `extend` uses `through`, `models.taps` can keep its streams.
-    config: its sizes; `vocab_size`, `embed_dim` and `dtype` are read.
+    module: a network with two methods: `extend(tokens, cache, placement)`
+      returns the last hidden states `[B, T, embed]` and the `KVCache`;
+      `project` maps such states to logits. With an encoder, `cross_cache` maps
+      its tokens to a `CrossCache`. If `extend` uses `through`, `models.taps`
+      can keep its streams.
+    config: its sizes; `vocab_size`, `embed_dim`, `dtype` and what
+      `kv_cache.init` reads.
     num_layers: layers of the decoder.
     has_encoder: whether prompts must have encoder tokens; else they must not.
   """
@@ -115,10 +116,11 @@ class Network:
         needs = 'needs encoder tokens: give them in the prompt'
       raise ValueError(f'the model {needs}')
     batch_size, prompt_len = prompt.decoder_tokens.shape
-    # The encoder runs once, inside `empty_cache`.
-    inputs = (prompt.encoder_tokens,) if self.has_encoder else ()
-    sizes = batch_size, max(max_len, prompt_len)
-    cache = applied(self.module)(params, *sizes, *inputs, method='empty_cache')
+    capacity = max(max_len, prompt_len)
+    cache = kv_cache.init(self.config, batch_size, capacity, self.num_layers)
+    if (source := prompt.encoder_tokens) is not None:
+      read = applied(self.module)(params, source, method='cross_cache')
+      cache = dataclasses.replace(cache, encoder=read)
     return cache, prompt.decoder_tokens[:, :-1]
 
   def project(
@@ -151,11 +153,13 @@ def init_params(network: Network, rng_key: Array) -> Weights:
   """Initialises float32 parameters: all that a step of decoding reads."""
   # One token is enough: no parameter's shape depends on their number.
   token = jnp.zeros((1, 1), jnp.int32)
-  inputs = (token,) if network.has_encoder else ()
 
   def step(module: Any) -> Array:
     # Flax makes a parameter where it is first used.
-    x, _ = module.extend(token, module.empty_cache(1, 1, *inputs))
+    cache = kv_cache.init(network.config, 1, 1, network.num_layers)
+    if network.has_encoder:
+      cache = dataclasses.replace(cache, encoder=module.cross_cache(token))
+    x, _ = module.extend(token, cache)
     logits: Array = module.project(x)
     return logits
 

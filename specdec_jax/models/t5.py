@@ -24,7 +24,7 @@ from specdec_jax.models import (
   networks,
   t5_layers,
 )
-from specdec_jax.models.kv_cache import Cross, KVCache
+from specdec_jax.models.kv_cache import Cross, CrossCache, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
 from specdec_jax.models.networks import Kept
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
@@ -138,18 +138,12 @@ class T5(nn.Module):
       mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
     return self.encoder(self.token_embedder(encoder_tokens), mask)
 
-  def empty_cache(
-    self, batch_size: int, capacity: int, encoder_tokens: Array | None = None
-  ) -> KVCache:
-    """Makes a cache without tokens and, with an encoder, runs it over int32
-    `[B, E]` and stores each layer's cross-attention keys and values."""
+  def cross_cache(self, encoder_tokens: Array) -> CrossCache:
+    """Encodes int32 `[B, E]`, 0 where padded, and computes each layer's keys
+    and values of cross-attention."""
+    encoded, is_token = self.encode(encoder_tokens), encoder_tokens > 0
     layers = self.decoder.layers
-    empty = kv_cache.init(self.config, batch_size, capacity, len(layers))
-    if encoder_tokens is None:
-      return empty
-    encoded = self.encode(encoder_tokens)
-    crosses = kv_cache.crossed(self.config, layers, encoded, encoder_tokens > 0)
-    return dataclasses.replace(empty, encoder=crosses)
+    return kv_cache.crossed(self.config, layers, encoded, is_token)
 
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None

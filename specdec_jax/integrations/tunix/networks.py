@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from specdec_jax.base import Array
-from specdec_jax.models import families
+from specdec_jax.models import families, kv_cache
 from specdec_jax.models.families import Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.layers import Weights, applied
@@ -155,7 +155,7 @@ def _distance(model: Any, config: Config) -> float:
     theirs = nnx.merge(graphdef, state)
     logits, _ = theirs(tokens, positions, None, mask)
     params = jax.tree.map(lambda x: x.astype(config.dtype), arrays_of(theirs))
-    cache = apply(params, 1, _NUM_TOKENS, method='empty_cache')
+    cache = kv_cache.init(config, 1, _NUM_TOKENS, network.num_layers)
     x, _ = apply(params, tokens, cache, None, method='extend')
     return logits.astype(jnp.float32), network.project(params, x)
 

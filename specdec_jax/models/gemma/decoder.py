@@ -10,7 +10,7 @@ import functools
 import flax.linen as nn
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, networks
+from specdec_jax.models import attention, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
@@ -66,8 +66,3 @@ class Decoder(nn.Module):
     if self.config.logits_softcap:
       logits = attention.softcapped(logits, self.config.logits_softcap)
     return rules.constrain(logits, 'batch', 'length', 'vocab')
-
-  def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
-    """Makes a cache without tokens and with room for `capacity` in each row."""
-    layers = self.config.num_layers
-    return kv_cache.init(self.config, batch_size, capacity, layers)

@@ -15,7 +15,7 @@ from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.kv_cache import CrossCache, KVCache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,17 +102,12 @@ class T5Gemma(nn.Module):
     self.encoder = Encoder(stack(self.config, 'encoder'))
     self.decoder = Decoder(stack(self.config, 'decoder'), has_cross=True)
 
-  def empty_cache(
-    self, batch_size: int, capacity: int, encoder_tokens: Array
-  ) -> KVCache:
-    """Makes a cache without tokens, runs the encoder over int32 `[B, E]`, 0
-    where padded, and stores each layer's cross-attention keys and values."""
-    empty = self.decoder.empty_cache(batch_size, capacity)
+  def cross_cache(self, encoder_tokens: Array) -> CrossCache:
+    """Encodes int32 `[B, E]`, 0 where padded, and computes each layer's keys
+    and values of cross-attention."""
     encoded, is_token = self.encoder(encoder_tokens), encoder_tokens > 0
-    crosses = kv_cache.crossed(
-      self.config, self.decoder.layers, encoded, is_token
-    )
-    return dataclasses.replace(empty, encoder=crosses)
+    layers = self.decoder.layers
+    return kv_cache.crossed(self.config, layers, encoded, is_token)
 
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None
