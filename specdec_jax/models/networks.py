@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,8 +22,11 @@ Past = tuple[Entries, Entries, Array]
 # values are those attended to. `past` is None if all tokens are new.
 LayerFn = Callable[[Array, Past | None], tuple[Array, Entries, Entries]]
 
-
 Layer = TypeVar('Layer', bound=nn.Module)
+# A cache to append to, if there is one.
+Kept = TypeVar('Kept', KVCache, KVCache | None)
+# One class for all stacks of a layer.
+_jitted: Any = functools.cache(nn.jit)
 
 
 def traced_once(module: nn.Module, layer: type[Layer]) -> type[Layer]:
@@ -32,17 +35,7 @@ def traced_once(module: nn.Module, layer: type[Layer]) -> type[Layer]:
   # Not where random keys are used: `nn.jit` splits them in its own way, which
   # would change the parameters and the dropout of a seed.
   is_random = module.has_rng('params') or module.has_rng('dropout')
-  made: type[Layer] = layer if is_random else _jitted(cast(Any, layer))
-  return made
-
-
-@functools.cache
-def _jitted(layer: Any) -> Any:
-  return nn.jit(layer)
-
-
-# A cache to append to, if there is one.
-Kept = TypeVar('Kept', KVCache, KVCache | None)
+  return layer if is_random else _jitted(layer)
 
 
 def through(

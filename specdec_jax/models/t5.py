@@ -67,8 +67,7 @@ class Decoder(nn.Module):
   def setup(self):
     config = self.config
     # In T5X's tree shared embeddings lie beside the encoder, not here.
-    if self.embed is None:
-      self.token_embedder = _embed(config)
+    self.token_embedder = self.embed or _embed(config)
     if not config.has_layer_relpos:
       self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
     layer = networks.traced_once(self, t5_layers.DecoderLayer)
@@ -101,7 +100,7 @@ class Decoder(nn.Module):
     bias = None
     if not self.config.has_layer_relpos:
       bias = self.relpos_bias(placement.positions, placement.key_positions)
-    x = (self.embed or self.token_embedder)(tokens)
+    x = self.token_embedder(tokens)
     x = rules.constrain(x, 'batch', 'length', 'embed')
     stack = (
       functools.partial(layer, placement=placement, bias=bias, cross=cross)
@@ -159,7 +158,7 @@ class T5(nn.Module):
     """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
     decoder = self.decoder
     if self.config.is_tied:
-      logits = (decoder.embed or decoder.token_embedder).attend(x)
+      logits = decoder.token_embedder.attend(x)
       # As in Mesh TensorFlow: embeddings are initialised with a deviation of 1,
       # which would make logits too large.
       logits = logits * self.config.embed_dim**-0.5
