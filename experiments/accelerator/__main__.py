@@ -38,9 +38,9 @@ from specdec_jax.measure import iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.models import presets
+from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import planner
 from specdec_jax.theory.costs import Costs
-from specdec_jax.tpu_costs import aot
 
 MODULE = 'experiments.accelerator'
 # A target, as the integers after an @, and after a slash its draft model or
@@ -92,7 +92,7 @@ def table(pair: str, args: argparse.Namespace) -> Table:
   rows: list[Cells] = [
     _row(decoder, batch_size, args) for batch_size in args.batch_sizes
   ]
-  num_bytes = aot.tree_bytes(decoder.params.target)
+  num_bytes = mesh_lib.tree_bytes(decoder.params.target)
   return Table(
     rows=rows,
     notes=[
@@ -186,7 +186,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
   )
   speed = lambda name: num_tokens / float(np.median(seconds[name]))
   num_bytes = drafted.run.cost_analysis().get('bytes accessed')
-  weights = aot.tree_bytes(decoder.params.target)
+  weights = mesh_lib.tree_bytes(decoder.params.target)
   return {
     'batch': batch_size,
     'T(1), ms': f'{1e3 * costs.plain_seconds:.3f}',

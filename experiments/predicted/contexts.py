@@ -22,6 +22,7 @@ from experiments import common, report
 from experiments.report import Cells, Table
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.models import attention
+from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.tpu_costs import aot, parts, workloads
 
 MODULE = 'experiments.predicted.contexts'
@@ -80,10 +81,10 @@ def _rows(
       made[is_whole] = aot.compile_all(jobs)
   programs = [*made[False], *made[True]]
   state, target = shapes.program.state, shapes.program.params.target
-  weights = aot.tree_bytes(target)
+  weights = mesh_lib.tree_bytes(target)
   if not shapes.workload.decoder.config.is_tied:
-    weights -= aot.tree_bytes(target['token_embedder'])
-  entry = aot.tree_bytes(state.target_cache) / args.room
+    weights -= mesh_lib.tree_bytes(target['token_embedder'])
+  entry = mesh_lib.tree_bytes(state.target_cache) / args.room
   chip = shapes.workload.slice.chip
   for context in args.contexts:
     costs = aot.price(programs, chip, context)
@@ -115,7 +116,7 @@ def _shapes(
     num_partitions=len(slice_.devices),
   )
   shapes = parts.shapes_of(task, Fixed(longest - 1))
-  held = aot.tree_bytes((shapes.program.params, shapes.program.state))
+  held = mesh_lib.tree_bytes((shapes.program.params, shapes.program.state))
   if held > slice_.chip.memory_bytes:
     room = slice_.chip.memory_bytes / 2**30
     raise ValueError(f'{held / 2**30:.1f} of {room:.0f} GiB per chip')

@@ -35,6 +35,7 @@ from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.infer import quality
 from specdec_jax.measure import calibration, sides, stopwatch
 from specdec_jax.models import families
+from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, parts, workloads
 
@@ -194,7 +195,7 @@ def _names(decoder: Decoder) -> Cells:
     'weights': model.weights or model.dtype,
     'caches': model.cache_dtype or model.dtype,
     'activations': model.dtype,
-    'MB': f'{aot.tree_bytes(shapes) / 1e6:.1f}',
+    'MB': f'{mesh_lib.tree_bytes(shapes) / 1e6:.1f}',
   }
 
 
@@ -379,8 +380,8 @@ def _steps_of(
   jobs = [parts.target_step(shapes, 1), parts.target_step(wide, 5)]
   read, caches = _read_bytes(decoder), shapes.program.state.target_cache
   cells['weights read, GB'] = f'{read / 1e9:.2f}'
-  cells['caches, GB'] = f'{aot.tree_bytes(caches) / 1e9:.2f}'
-  read += aot.tree_bytes(caches)
+  cells['caches, GB'] = f'{mesh_lib.tree_bytes(caches) / 1e9:.2f}'
+  read += mesh_lib.tree_bytes(caches)
   names = 'plain', 'verify'
   columns = ('{} step, GB', '{} step, over', '{} step, ms')
   cells |= {c.format(name): '' for name in names for c in columns}
@@ -398,7 +399,7 @@ def _steps_of(
     cells |= {c.format(name): x for c, x in zip(columns, values, strict=True)}
   temporary = max(cost.temporary_bytes for cost in costs)
   arguments = costs[0].argument_bytes
-  total = aot.tree_bytes((shapes.program.params, shapes.program.state))
+  total = mesh_lib.tree_bytes((shapes.program.params, shapes.program.state))
   is_fitting = total + temporary <= task.slice.chip.memory_bytes
   return cells | {
     'arguments, GB': f'{arguments / 1e9:.2f}',
@@ -417,7 +418,7 @@ def _read_bytes(decoder: Decoder) -> int:
       'encoder_decoder_attention' in names and {'key', 'value'} & {*names}
     )
     if not is_before and (is_tied or 'embedding' not in names[-1]):
-      total += aot.tree_bytes(leaf)
+      total += mesh_lib.tree_bytes(leaf)
   return total
 
 
@@ -484,7 +485,7 @@ def _gains_of(
 def _held(shapes: parts.Shapes) -> int:
   """Bytes of a target, its drafter and their state."""
   program = shapes.program
-  return aot.tree_bytes((program.params.target, shapes.own, program.state))
+  return mesh_lib.tree_bytes((program.params.target, shapes.own, program.state))
 
 
 def _fits(task: workloads.Workload) -> bool:

@@ -24,7 +24,6 @@ from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes, progress
 from specdec_jax.measure import exact_bits
-from specdec_jax.models import quantized
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
@@ -220,14 +219,11 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
 
 
 def _size(tree: object, shardings: object) -> np.ndarray:
-  total = np.zeros(3, np.int64)
+  num_values = sum(leaf.size for leaf in jax.tree.leaves(tree))
   # An array that is split over 4 of 8 chips takes a quarter of itself on each.
-  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-  for leaf, sharding in pairs:
-    shapes = leaf.shape, sharding.shard_shape(leaf.shape)
-    sizes = [quantized.num_bytes(shape, leaf.dtype) for shape in shapes]
-    total += [leaf.size, *sizes]
-  return total
+  placed = mesh_lib.with_shardings(tree, shardings)
+  sizes = mesh_lib.tree_bytes(tree), mesh_lib.tree_bytes(placed)
+  return np.array([num_values, *sizes])
 
 
 def _chip_bytes(mesh: Mesh) -> int | None:

@@ -9,9 +9,8 @@ the integers in the activations' dtype, and the scale comes after it.
 """
 
 import functools
-import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -57,13 +56,6 @@ def is_packed(leaf: Any) -> bool:
   return bool(jnp.issubdtype(leaf.dtype, jnp.signedinteger)) and (
     leaf.dtype.itemsize == 1
   )
-
-
-def num_bytes(shape: Sequence[int], dtype: Any) -> int:
-  """Computes the bytes of an array; two integers of 4 bits share one."""
-  # `dtype.itemsize` also exists for random keys, whose dtype is not numpy's.
-  num_bytes = math.prod(shape) * int(dtype.itemsize)
-  return num_bytes // 2 if dtype == jnp.int4 else num_bytes
 
 
 def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:

@@ -8,7 +8,7 @@ where the hardware's links are short.
 import collections
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from specdec_jax.base import Array
 from specdec_jax.launch import platforms
 from specdec_jax.sharding import rules
+
+_Tree = TypeVar('_Tree')
 
 
 def make(
@@ -196,6 +198,29 @@ def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
     return NamedSharding(mesh, rules.fitting_spec(mesh, leaf.shape, axes))
 
   return jax.tree.map(place, state)
+
+
+def with_shardings(tree: _Tree, shardings: Any) -> _Tree:
+  """Returns the shapes of a tree with the shardings of another tree."""
+
+  def put(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+  return jax.tree.map(put, tree, shardings)
+
+
+def tree_bytes(tree: Any) -> int:
+  """Counts the bytes on each device of a tree of arrays or shapes, by their
+  shardings; a shape without one is whole, and two int4 share a byte."""
+
+  def num_bytes(leaf: Any) -> int:
+    sharding = getattr(leaf, 'sharding', None)
+    shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+    # Random keys have an `itemsize` as well, the bytes of all their words.
+    size = math.prod(shape) * int(leaf.dtype.itemsize)
+    return size // 2 if leaf.dtype == jnp.int4 else size
+
+  return sum(map(num_bytes, jax.tree.leaves(tree)))
 
 
 def check_devices(num_devices: int) -> None:

@@ -22,7 +22,6 @@ from jax.sharding import Mesh
 from specdec_jax.decoding.program import Part
 from specdec_jax.files.require import require
 from specdec_jax.launch import platforms, progress
-from specdec_jax.models import quantized
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
@@ -233,19 +232,3 @@ def price(
     priced(*program, cost)
     for program, cost in zip(programs, costs, strict=True)
   ]
-
-
-def tree_bytes(tree: Any) -> int:
-  """Counts the bytes of a tree of arrays or shapes on one chip, by
-  shardings."""
-
-  def num_bytes(leaf: Any) -> int:
-    sharding = getattr(leaf, 'sharding', None)
-    # A shape without a sharding lies whole on the one chip.
-    shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
-    # A random key is two words.
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    dtype = np.dtype(np.uint64) if is_key else leaf.dtype
-    return quantized.num_bytes(shape, dtype)
-
-  return sum(map(num_bytes, jax.tree.leaves(tree)))

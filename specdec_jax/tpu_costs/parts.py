@@ -70,7 +70,8 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   made = decoder.choice.make(target_info, length)
   target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
-  target = with_shardings(target, mesh_lib.parameter_shardings(mesh, target))
+  shardings = mesh_lib.parameter_shardings(mesh, target)
+  target = mesh_lib.with_shardings(target, shardings)
   own: Any = ()
   note = ''
   if made.config is not None:
@@ -80,7 +81,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
       mesh_lib.check_divides(mesh, own, batch_size=workload.batch_size)
     except ValueError as error:
       note = f'Every chip has the whole draft model, since {error}.'
-    own = with_shardings(own, mesh_lib.drafter_shardings(mesh, own))
+    own = mesh_lib.with_shardings(own, mesh_lib.drafter_shardings(mesh, own))
   params = Params(target, made.join(target, own))
 
   def places(state: DecodeState) -> DecodeState:
@@ -123,18 +124,10 @@ def _prompt(workload: Workload) -> Prompt:
   return _as_state(workload, prompt)
 
 
-def with_shardings(tree: _Tree, shardings: Any) -> _Tree:
-  """Returns a tree of shapes with the shardings of another tree."""
-
-  def put(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
-  return jax.tree.map(put, tree, shardings)
-
-
 def _as_state(workload: Workload, tree: _Tree) -> _Tree:
   """Returns a tree of shapes, rows first, sharded as the loop's state."""
-  return with_shardings(tree, mesh_lib.state_shardings(workload.mesh, tree))
+  shardings = mesh_lib.state_shardings(workload.mesh, tree)
+  return mesh_lib.with_shardings(tree, shardings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,9 +165,9 @@ def pair_costs(
   state = whole.program.state
   caches = state.target_cache, state.drafter_state
   memory = {
-    'target_params': aot.tree_bytes(whole.program.params.target),
-    'draft_params': aot.tree_bytes(whole.own),
-    'caches': aot.tree_bytes(caches),
+    'target_params': mesh_lib.tree_bytes(whole.program.params.target),
+    'draft_params': mesh_lib.tree_bytes(whole.own),
+    'caches': mesh_lib.tree_bytes(caches),
   }
   # Checked before anything is compiled: parameters and caches alone may exceed
   # the memory.

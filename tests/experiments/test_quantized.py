@@ -10,6 +10,7 @@ import pytest
 from experiments.quantized import __main__ as experiment
 from specdec_jax.base import Tree
 from specdec_jax.models import presets, quantized
+from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.tpu_costs import aot, parts, workloads
 
 NAME, LONG = 't5_1_1_xxl', 'llama_3_1_8b'
@@ -96,5 +97,5 @@ def test_tree_steps_read_caches_once(monkeypatch, caches):
   compiled = aot.compile_all([parts.target_step(shapes, 3, tree)])
   [cost] = aot.price(compiled, task.slice.chip)
   least = experiment._read_bytes(decoder)
-  least += aot.tree_bytes(shapes.program.state.target_cache)
+  least += mesh_lib.tree_bytes(shapes.program.state.target_cache)
   assert cost.memory_bytes / least < 1.05

@@ -28,6 +28,7 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.program import Part
 from specdec_jax.launch import progress
 from specdec_jax.models import families, presets
+from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
@@ -78,6 +79,25 @@ def test_without_a_chain_the_drafts_differ_by_the_further_tokens():
   # Costs of gamma 1 have no further token to tell apart.
   costs = [*costs[:2], costs[4], costs[4]]
   assert parts.costs_of(1, costs, is_chain=False).draft_seconds == 15
+
+
+@pytest.mark.parametrize(
+  ('name', 'bits'),
+  [
+    *(('int4', 4), ('int8', 8), ('bfloat16', 16)),
+    *(('threefry2x32', 64), ('rbg', 128)),
+  ],
+)
+def test_bytes_are_those_of_each_chip(name, bits):
+  is_key = name in ('threefry2x32', 'rbg')
+  dtype = jax.random.key(0, impl=name).dtype if is_key else jnp.dtype(name)
+  whole = jax.ShapeDtypeStruct((8, 6), dtype)
+  places = mesh_lib.make(num_partitions=2, devices=jax.devices()[:4])
+  split = NamedSharding(places, PartitionSpec(None, 'model'))
+  halves = mesh_lib.with_shardings([whole] * 2, [split] * 2)
+  # 48 values on one chip, or two halves of 48 on each.
+  assert mesh_lib.tree_bytes(whole) == 48 * bits // 8
+  assert mesh_lib.tree_bytes(halves) == 48 * bits // 8
 
 
 def test_what_is_compiled_for_a_slice_is_not_kept(tmp_path):
