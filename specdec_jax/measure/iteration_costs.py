@@ -15,7 +15,7 @@ from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
-from specdec_jax.theory.costs import widths_to_time
+from specdec_jax.theory.costs import per_token, widths_to_time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,6 @@ class CostPrograms:
     target = [iteration(width) for width in self.widths]
     max_gamma = max(propose)
     first, last = propose[1], propose[max_gamma]
-    # Of gamma 8, `last` has the first drafted token and 7 further ones.
-    further = max(last - first, 0.0) / max(max_gamma - 1, 1)
-    if max_gamma == 1:
-      further = first
     # What is left of a drafted iteration when its draft and its scoring are
     # taken away; a noisy machine may leave less than nothing.
     scoring = target[self.widths.index(max_gamma + 1)]
@@ -91,7 +87,7 @@ class CostPrograms:
       'widths': list(self.widths),
       'target_seconds': target,
       'first_draft_seconds': first,
-      'draft_seconds': further,
+      'draft_seconds': per_token(first, last, max_gamma),
       'loop_seconds': 0.0 if self.is_short else max(beyond, 0.0),
       'launch_seconds': median(('launch', 'drafted')),
       'plain_launch_seconds': median(('launch', 1)),
