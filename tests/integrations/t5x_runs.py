@@ -137,6 +137,8 @@ def run(
   if crash_after is not None:
     write_fn = functools.partial(_write_or_crash, crash_after, [])
   kv_cache.append = _append_by_adding if is_additive else _APPEND
+  # Layers are traced once, and what was traced does not see the change.
+  jax.clear_caches()
   module = network(kind, dtype)
   infer.infer(
     mode='predict_with_aux',
