@@ -13,6 +13,7 @@ from collections.abc import (
   Sequence,
 )
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, TypeVar
 
 import jax
@@ -47,7 +48,7 @@ def finish(name: str, run: Callable[[], None]) -> int:
   try:
     compilation_cache.enable()
     run()
-  except (ValueError, OSError, ImportError) as error:
+  except (ValueError, OSError, ImportError, CalledProcessError) as error:
     print(f'{name}: error: {error}', file=sys.stderr)
     return 2
   return 0

@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   engines, started = known(args.t5x), time.time()
+  for name in args.engines:  # Misses one before minutes of auditing others.
+    engines[name].version()
   found = [
     cells
     for name in args.engines

@@ -36,6 +36,8 @@ def write(task: Task) -> None:
   if has_gguf(task):
     shipped = task.folder / QUANTISED
     if not shipped.exists():
+      # A link into an environment that is gone.
+      shipped.unlink(missing_ok=True)
       shipped.symlink_to(pretrained.packaged_file(task.model))
     if not (task.folder / FLOAT32).exists():
       _dequantise(shipped, task.folder / FLOAT32)

@@ -56,3 +56,12 @@ def test_our_rows_are_kept_by_their_code(tmp_path, monkeypatch):
   assert {path.name for path in tmp_path.iterdir()} == {
     *('specdec_jax-1+loop-1.jsonl', 'specdec_jax-1+loop-2.jsonl')
   }
+
+
+def test_t5x_without_a_clone_is_refused_before_others_are_audited(
+  tmp_path, capsys
+):
+  argv = ['--engines', 'loop', 'T5X', f'--rows={tmp_path}']
+  assert command.main(argv) == 2
+  assert '--t5x' in capsys.readouterr().err
+  assert not any(tmp_path.iterdir())

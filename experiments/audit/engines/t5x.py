@@ -36,14 +36,17 @@ def engine(clone: str | None) -> Iterator[Way]:
 
 def version(clone: str | None) -> str:
   """The commit that is run; T5X is on no registry."""
+  if clone is None:
+    raise ValueError(
+      'T5X needs --t5x and a clone of its repository: give it, or --engines '
+      'without T5X'
+    )
   command = ['git', '-C', str(clone), 'log', '-1', '--format=%h']
   found = subprocess.run(command, capture_output=True, text=True, check=True)
   return f'T5X {found.stdout.strip()}, {report.versions("jax")}'
 
 
 def _decoding(clone: str | None) -> Any:
-  if clone is None:
-    raise ValueError('T5X needs --t5x and a clone of its repository')
   # The whole of T5X needs TensorFlow and SeqIO; its samplers do not.
   package = types.ModuleType('t5x')
   package.__path__ = [f'{clone}/t5x']
