@@ -9,7 +9,8 @@
 # make modes      tests exactness with random keys of other kinds and 64 bits
 # make fuzz       feeds damaged files to every reader: INPUTS=1000000 SEED=0
 #                 SECONDS=inf
-# make tunix      tests Tunix's rollouts, in an environment with Tunix
+# make tunix      tests Tunix's rollouts and their notebook, in an environment
+#                 with Tunix
 # make notebooks  runs each notebook in a clean kernel, into out/notebooks;
 #                 KEEP=1 overwrites those of notebooks/
 # make docs       builds the documentation site in site/, which opens from disk
@@ -129,7 +130,8 @@ fuzz: $(VENV)/dev.done
 	  --seconds $(SECONDS) --findings $(OUT)/fuzz
 
 tunix: $(VENV)/tunix.done
-	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix*.py
+	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix*.py \
+	  'tests/test_notebooks.py::test_runs_from_a_clean_kernel[rollouts]'
 
 # Notebooks measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done
@@ -179,7 +181,7 @@ $(VENV)/dev.done: $(VENV)/demo.done
 $(VENV)/tunix.done: $(VENV)/pip.done setup.py
 	$(PYTHON) -m venv $(VENV)-tunix
 	$(VENV)-tunix/bin/pip install --quiet --disable-pip-version-check \
-	  --editable '.[tunix,grammar]' 'pytest>=8' 'scipy>=1.11'
+	  --editable '.[tunix,grammar,notebooks]' 'pytest>=8' 'scipy>=1.11'
 	@touch $@
 
 $(VENV)/docs.done: $(VENV)/pip.done setup.py

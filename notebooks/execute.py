@@ -3,12 +3,14 @@
     python -m notebooks.execute [--keep] [NAME ...]
 
 They are written to out/notebooks, or, with --keep, over those of this folder.
+Without names, those that need what is not installed are left out.
 
 What differs from run to run without being measured is not kept: the times of
 execution, the state of widgets, and what a cell writes to stderr.
 """
 
 import argparse
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -18,6 +20,8 @@ import nbformat
 
 FOLDER = Path(__file__).resolve().parent
 _ROOT = FOLDER.parent
+# What a notebook needs besides the extra `notebooks`.
+NEEDED = {'rollouts': 'tunix'}
 _WIDGET = 'application/vnd.jupyter.widget-view+json'
 # Without a front end, moving the slider is all that shows that it works.
 _SLIDE = """
@@ -28,6 +32,11 @@ assert picture.value != before
 
 def names() -> list[str]:
   return sorted(path.stem for path in FOLDER.glob('*.ipynb'))
+
+
+def can_run(name: str) -> bool:
+  needed = NEEDED.get(name)
+  return needed is None or importlib.util.find_spec(needed) is not None
 
 
 def read(name: str) -> nbformat.NotebookNode:
@@ -105,7 +114,7 @@ def main() -> None:
   args = parser.parse_args()
   written = FOLDER if args.keep else _ROOT / 'out' / 'notebooks'
   written.mkdir(parents=True, exist_ok=True)
-  for name in args.names or names():
+  for name in args.names or filter(can_run, names()):
     with tempfile.TemporaryDirectory() as folder:
       book = run(name, Path(folder))
     nbformat.write(book, path := written / f'{name}.ipynb')
