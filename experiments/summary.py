@@ -130,7 +130,7 @@ def front(root: Path) -> str:
   rows = _by_speed(table)
   commands = [f'{i + 1}  {row["command"]}' for i, row in enumerate(rows)]
   grid = [
-    '| target and drafter | text | dtype | speed | turns | command |',
+    '| target and drafter | text | dtype | speed | range | command |',
     '|---|---|---|---|---|---|',
     *(
       f'| {row["target and drafter"]} | {row["text"]} | {row["dtype"]} | '

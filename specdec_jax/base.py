@@ -252,7 +252,7 @@ target's distributions after the context and after each drafted token.
 A rule for trees of depth D takes keys `[D+1, B]`, one set per committed length
 from the context's to D more, so that it can draw at each depth what plain
 decoding draws there. Its `target_probs` are `[B, N+1, V]`, one distribution
-after each node; with empty drafts they are `[B, 1, V]`."""
+after each node; for drafts of width 0 they are `[B, 1, V]`."""
 
 
 class LanguageModel(NamedTuple):

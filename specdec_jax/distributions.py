@@ -27,8 +27,8 @@ def normalize(weights: Array, fallback: Array) -> Array:
 def residual(p: Array, q: Array) -> Array:
   """Computes norm(max(0, p - q)), of which corrections are drawn; p if it is 0.
 
-  All are float32 `[..., V]`. p and q can only be equal up to rounding where
-  nothing is rejected, so the fallback is never far from the truth.
+  All are float32 `[..., V]`. The residual is 0 only if p and q agree up to
+  rounding, so the fallback is nearly exact.
   """
   return normalize(jnp.maximum(p - q, 0.0), p)  # [.6, .4], [.9, .1]: [0, 1]
 

@@ -27,7 +27,7 @@ def after_drafts(
 
 def _masked(logits: Array, grammar: Grammar, states: Array) -> Array:
   """Logits `[B, T, V]` of what follows states int32 `[B, T]`."""
-  # Behind what may not be drafted nothing counts: there anything may come.
+  # After a forbidden draft nothing counts: all is allowed.
   may_come = (arrays.take(grammar.next, states) != 0) | (states == 0)[..., None]
   classes = grammar.classes[:, None, :].astype(jnp.int32)
   return jnp.where(
@@ -52,11 +52,11 @@ def guided(draft: Draft, grammar: Grammar | None, tree: Tree | None) -> Draft:
   say, or copies what may not come.
 
   Where one token alone may come, p is one-hot and the guess is accepted.
-  Whether position i is a guess depends on drafted tokens before it, but with
-  probabilities never on the drafter's own token i, which q would not know.
+  Whether position i is a guess depends on drafted tokens before it, but never
+  on token i if the draft has probabilities: q would ignore it.
 
-  Without a grammar, and for trees, the draft stays as it is: what draws from
-  masked probabilities finds a token that is alone by itself.
+  Without a grammar, and for trees, the draft stays as it is: a drafter of
+  masked probabilities finds a lone token anyway.
   """
   if grammar is None or tree is not None or not draft.tokens.shape[1]:
     return draft

@@ -17,8 +17,8 @@ import numpy as np
 from specdec_jax import arrays, grammars, trees
 from specdec_jax.base import Array, Context, Processors, Tree
 
-# Ids that no token has: where there is no text, and where a sequence that is
-# biased has nothing to say.
+# Ids that no token has: NONE beyond a text, ANY where a biased sequence is
+# padded.
 NONE, ANY = -2, -1
 
 
@@ -211,7 +211,7 @@ def _penalized(
   counted = jnp.where(is_text & ~is_old, context.tokens, logits.shape[-1])
   nothing = jnp.zeros(logits.shape[-1], jnp.int32)
   counts = jax.vmap(lambda ids: nothing.at[ids].add(1, mode='drop'))(counted)
-  # NONE is like NONE, but is put nowhere.
+  # NONE equals NONE, but `_put` drops it.
   is_drafted = texts.drafted[:, :, None, :] == ids[..., None]
   nums = _found(counts[:, None], ids)
   nums = nums + jnp.sum(is_drafted, axis=-1, dtype=jnp.int32)

@@ -117,8 +117,8 @@ def of(
 
   Args:
     gamma: the most tokens of a draft, or 'auto'; of a tree, its depth. None for
-      `usual` where one of the others is said, else for 'auto'.
-    usual: what `gamma` is where it can neither be measured nor is said.
+      `usual` if another is given, else for 'auto'.
+    usual: gamma if none is given or measured.
     tree: a number of nodes, in the best shape where only a typical alpha is
       known; the parents of nodes 1, 2, ...; or the nodes by the ranks along
       their paths, as in Medusa's and vLLM's settings.

@@ -40,7 +40,7 @@ class Drawing:
   )
   typical_p: float | None = option(
     None,
-    'keep those with this much mass whose surprise is nearest to its mean',
+    'keep those with this much mass whose surprise is nearest the entropy',
     type=fraction,
   )
 

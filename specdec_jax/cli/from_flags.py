@@ -123,8 +123,8 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
     )
   if name == 'estimate' and args.draft_cost is None:
     raise ValueError(
-      '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
-      'measures as c'
+      '--adaptive estimate needs --draft_cost: c over T(gamma + 1) / T(1), of '
+      '`specdec calibrate`'
     )
   # The other two schedules go by what was accepted, and by default ignore how
   # sure the drafter is.

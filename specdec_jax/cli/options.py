@@ -214,7 +214,7 @@ def _add_adaptive(add: Callable) -> None:
     metavar='C',
     type=cost,
     help='for --adaptive estimate: time of a drafted token over that of a '
-    'target run, the c of `calibrate`',
+    'target run: c over T(gamma + 1) / T(1), which `calibrate` measures',
   )
 
 

@@ -61,7 +61,7 @@ def autoregressive(
     token_ids: int32 `[N]`, a draft vocabulary: the tokens the model has logits
       of (FR-Spec, https://arxiv.org/abs/2502.14856). Needs `is_argmax`.
 
-  Raises ValueError if `gamma` is below 1, or for `token_ids` alone.
+  Raises ValueError if `gamma` is below 1 or `token_ids` lack `is_argmax`.
   """
   check_gamma(gamma)
   if token_ids is not None and not is_argmax:
