@@ -130,11 +130,12 @@ def front(root: Path) -> str:
   rows = _by_speed(table)
   commands = [f'{i + 1}  {row["command"]}' for i, row in enumerate(rows)]
   grid = [
-    '| target and drafter | text | dtype | speed | range | command |',
-    '|---|---|---|---|---|---|',
+    '| target and drafter | text | dtype | speed | range | predicted | command |',
+    '|---|---|---|---|---|---|---|',
     *(
       f'| {row["target and drafter"]} | {row["text"]} | {row["dtype"]} | '
-      f'**{row["speed"]:.2f}**{_verdict(row)} | {row["turns"]} | {i + 1} |'
+      f'**{row["speed"]:.2f}**{_verdict(row)} | {row["turns"]} | '
+      f'{row["predicted"]:.2f} | {i + 1} |'
       for i, row in enumerate(rows)
     ),
   ]
@@ -143,7 +144,7 @@ def front(root: Path) -> str:
       'Speeds are relative to the fastest plain decoding on the same device: '
       'batch 1, greedy, after the prefill, compilation excluded',
       f'({_device(table)}, {table["date"]}, commit {table["commit"][:10]}'
-      f'{_doubts(table)}).',
+      f'{_doubts(table)}). Predictions are from the costs of their parts.',
       '',
       *grid,
       '',

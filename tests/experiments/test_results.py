@@ -11,6 +11,7 @@ ROW = {
   'text': 'texts',
   'dtype': 'float32',
   'turns': '1.10 to 1.30',
+  'predicted': 1.25,
   'command': 'specdec bench --gamma 4',
 }
 README = f'# Name\n\n{results._BEGIN}\nold\n{results._END}\n\nMore.\n'
@@ -45,7 +46,7 @@ def test_what_is_quoted_is_of_this_code(root):
   assert results.check(root, readme, page) == []
   assert readme.startswith('# Name\n')
   assert readme.endswith('\n\nMore.\n')
-  assert '**1.20** | 1.10 to 1.30 | 1 |' in readme
+  assert '**1.20** | 1.10 to 1.30 | 1.25 | 1 |' in readme
   assert '**0.80**, a loss |' in readme
   assert '3  specdec bench --gamma 4' in readme
   assert page.index('**Gains**') < page.index('**Loses**')
