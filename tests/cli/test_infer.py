@@ -402,10 +402,15 @@ def test_a_gamma_that_nobody_gives(run, t5, task, tmp_path, monkeypatch):
     mark = json.loads(path.with_name(f'{path.name}.COMPLETED').read_text())
     return predictions(path), mark.get('gamma'), done.err
 
+  programs = lambda: {*(tmp_path / 'specdec_jax' / 'compiled').iterdir()}
   plain, mark, _ = lines('none', 'none')
   assert mark is None
+  compiled = programs()
   found, mark, told = lines('short')
   assert found == plain
+  # A short job runs the very programs of a plain one, and no other.
+  assert compiled
+  assert programs() == compiled
   assert (mark['gamma'], mark['tokens_per_second']) == (0, {})
   assert 'specdec: gamma auto is 0, plain decoding: this is too short' in told
 
