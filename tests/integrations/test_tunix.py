@@ -339,7 +339,7 @@ def test_lora_is_refused():
 def test_refused_arguments(model):
   with pytest.raises(ValueError, match='batch_size'):
     engine(model, batch_size=0)
-  with pytest.raises(ValueError, match='draft_model'):
+  with pytest.raises(ValueError, match='needs a draft model'):
     engine(model, drafter='model')
   with pytest.raises(ValueError, match='gama'):
     engine(model, gama=3)
