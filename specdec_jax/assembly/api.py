@@ -132,7 +132,7 @@ def of_network(
   config: Config,
   vocabulary: AnyVocabulary,
   *,
-  drafter: str | DrafterChoice,
+  drafter: str | DrafterChoice | None,
   draft: Model | None,
   verification: str | Rule,
   options: dict[str, Any],

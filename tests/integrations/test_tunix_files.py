@@ -1,4 +1,4 @@
-"""What Tunix writes is read here, and in its trainings.
+"""What Tunix writes is read here, and what files hold is used there.
 
 They run where Tunix is installed: `make tunix`.
 """
@@ -15,16 +15,19 @@ import orbax.checkpoint as ocp
 import pytest
 
 import specdec_jax
+from specdec_jax.assembly import drafters, models
+from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.integrations import tunix as ours
 from specdec_jax.integrations.tunix import networks
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import Vocabulary
-from tests import slow
+from tests import slow, toy_eagle
 
 pytest.importorskip('tunix', reason='needs Tunix')
 import qwix
 import tokenizers
+import transformers
 from flax import nnx
 from tunix.models import safetensors_saver
 from tunix.models.gemma3 import params as gemma3
@@ -36,10 +39,14 @@ from tunix.rl.grpo import grpo_learner
 
 from tests.integrations import toy_tunix
 from tests.integrations.test_tunix import (
+  GREEDY,
   VOCAB_SIZE,
   Config,
+  engine,
+  is_same,
   probs_after,
   pytestmark,  # noqa: F401
+  vanilla,
 )
 from tests.integrations.test_tunix_mesh import (
   Padded,
@@ -117,6 +124,57 @@ def test_lora_that_tunix_merged_into_a_folder_is_read(name, tmp_path):
   assert_reads(merged, model)
   with pytest.raises(AssertionError):
     assert_reads(merged, made)
+
+
+@pytest.mark.parametrize('shape', [None, (4, 2)])
+def test_a_network_in_a_folder_drafts(shape, tmp_path):
+  model, texts = toy_tunix.make('llama3_tied'), toy_tunix.prompts(4, longest=8)
+  sizes = toy_eagle.config(networks.config_of(model))
+  huggingface.save(tmp_path, sizes, toy_eagle.params(sizes, seed=1))
+  named = Model(checkpoint=str(tmp_path), dtype='float32')
+  expected = models.read_params(named, sizes)
+  options = {'draft_model': tmp_path, 'gamma': 2}
+  if is_alone := shape is None:
+    options = {'drafter': drafters.Eagle(model=named, gamma=2)}
+  else:
+    options['mesh'] = mesh_of(*shape)
+  rollout = engine(model, **options)
+  # With new weights of the policy, its own are what they were.
+  for seed in (0, 1):
+    other = toy_tunix.make('llama3_tied', seed=seed)
+    rollout.update_params(nnx.state(other, nnx.Param), (nnx.Param,))
+    theirs = vanilla(other).generate(texts, Config(**GREEDY))
+    assert is_same(rollout.generate(texts, Config(**GREEDY)), theirs)
+    assert rollout.timed.statistics.num_drafted.sum() > 0
+    own = rollout._decoder.params.drafter
+    jax.tree.map(np.testing.assert_array_equal, own['eagle'], expected)
+    np.testing.assert_array_equal(
+      own['token_embedder']['embedding'],
+      other.embedder.input_embedding.get_value(),
+    )
+  if is_alone:
+    decoder = ours.load(model, toy_tunix.Tokenizer(), **options)
+    told = specdec_jax.generate(decoder, texts, max_new_tokens=12)
+    assert [each.text for each in told] == theirs.text
+
+
+def test_a_draft_model_in_a_folder_has_the_same_vocabulary(tmp_path):
+  model = toy_tunix.make('llama3_tied')
+  folder = write(tmp_path / 'draft', model)
+  with pytest.raises(ValueError, match='needs a tokenizer that lists'):
+    engine(model, draft_model=str(folder))
+  tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=letters(), eos_token='</s>', pad_token='<s>'
+  )
+  load = functools.partial(ours.load, model, tokenizer, gamma=2)
+  [found] = specdec_jax.generate(load(draft_model=folder), ['abc'])
+  [plain] = specdec_jax.generate(load(drafter='none'), ['abc'])
+  assert found.tokens == plain.tokens
+  assert found.statistics['alpha'] == 1.0
+  tokens = (folder / 'tokenizer.json').read_text().replace('"b"', '"B"')
+  (folder / 'tokenizer.json').write_text(tokens)
+  with pytest.raises(ValueError, match='id 3 is the first that differs'):
+    load(draft_model=folder)
 
 
 def training(folder: Path, mesh: jax.sharding.Mesh) -> grpo_learner.GRPOLearner:

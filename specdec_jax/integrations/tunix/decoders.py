@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
-from specdec_jax.assembly import api
+from specdec_jax.assembly import api, models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.base import Params
-from specdec_jax.integrations.tunix import networks
+from specdec_jax.integrations.tunix import meshes, networks
 from specdec_jax.models import layers
 from specdec_jax.models.families import Config
 from specdec_jax.models.layers import Weights
@@ -52,12 +53,20 @@ class TunixVocabulary:
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
     """Decodes ids; whether special ones have text is the tokenizer's choice."""
-    text: str = self.tokenizer.decode([int(i) for i in ids])
-    return text
+    return str(self.tokenizer.decode([int(i) for i in ids]))
 
   def id_to_text(self, token_id: int) -> str:
     """Returns the text of a token."""
     return self.decode([token_id])
+
+  def tokens(self) -> list[str]:
+    """Lists the token of each id, to compare with a draft model's."""
+    if not hasattr(self.tokenizer, 'get_vocab'):
+      raise ValueError(
+        'a draft model with a vocabulary in its folder needs a tokenizer that '
+        'lists its tokens, as those of transformers do'
+      )
+    return vocabularies.Vocabulary(tokenizer=self.tokenizer).tokens()
 
 
 def load(
@@ -65,7 +74,7 @@ def load(
   tokenizer: Any,
   *,
   drafter: str | DrafterChoice | None = None,
-  draft_model: nnx.Module | None = None,
+  draft_model: nnx.Module | str | os.PathLike[str] | None = None,
   verification: str | Rule = 'speculative_sampling',
   dtype: Any = None,
   **options: Any,
@@ -79,22 +88,24 @@ def load(
   Args:
     model: see `networks.config_of`.
     tokenizer: any that Tunix takes.
-    drafter: None for 'model' with a draft model, 'suffix' without one.
-    draft_model: another Tunix model, of the same tokenizer.
+    drafter: None for what the draft model is for, 'suffix' without one.
+    draft_model: another Tunix model, of the same tokenizer; or weights in a
+      file, such as an EAGLE-3 network, named as for `specdec_jax.load`.
     dtype: of weights, activations and caches; None for the model's own.
 
   Raises ValueError if a model is none of those, or the choices do not fit.
   """
   tokenizer = TokenizerAdapter(getattr(tokenizer, 'tokenizer', tokenizer))
   config = networks.config_of(model, dtype)
-  params: Weights = weights(model, config)
-  own: Any = ()
+  params, own = weights(model, config), Weights()
   draft = None
-  if draft_model is not None:
+  if isinstance(draft_model, nnx.Module):
     sizes = networks.config_of(draft_model, dtype)
     draft = Model(checkpoint='draft_model', sizes=sizes)
     own = weights(draft_model, sizes)
     drafter = drafter or 'model'
+  elif draft_model is not None:
+    draft = Model(checkpoint=os.fspath(draft_model), dtype=config.dtype.name)
   vocabulary: Any = TunixVocabulary(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,
@@ -104,13 +115,22 @@ def load(
     'model',
     config,
     vocabulary,
-    drafter=drafter or 'suffix',
+    drafter=drafter or (None if draft else 'suffix'),
     draft=draft,
     verification=verification,
     options=options,
   )
-  joined = Params(target=params, drafter=made.drafting.join(params, own))
-  return dataclasses.replace(made, params=joined)
+  drafting = made.drafting
+  if drafting.model and drafting.config and not own:
+    own = models.read_params(drafting.model, drafting.config)
+    own = jax.device_put(own, meshes.everywhere(meshes.of(model)))
+  # Where the model's weights change, the drafter's own stay.
+  join = lambda target, _: made.drafting.join(target, own)
+  return dataclasses.replace(
+    made,
+    drafting=dataclasses.replace(drafting, join=join),
+    params=Params(target=params, drafter=join(params, ())),
+  )
 
 
 def weights(model: nnx.Module, config: Config) -> Weights:

@@ -27,7 +27,6 @@ _USUAL_ROPE_BASE = 1_000_000.0
 # How far the logits of two implementations may be apart, in their deviations.
 _TOLERANCE = {4: 1e-3, 2: 0.2}
 _NUM_TOKENS = 32  # For this comparison.
-_SOFTCAPS = 'attn_logits_soft_cap', 'final_logit_softcap'
 
 
 def config_of(model: Any, dtype: jnp.dtype | None = None) -> Config:
@@ -84,6 +83,7 @@ def _candidates(model: Any) -> Iterator[Config]:
   another kind."""
   config, layer = model.config, model.layers[0]
   get = lambda name, default: getattr(config, name, None) or default
+  dtype = model.embedder.input_embedding.get_value().dtype
   shared = {
     'embed_dim': config.embed_dim,
     'num_layers': config.num_layers,
@@ -92,9 +92,7 @@ def _candidates(model: Any) -> Iterator[Config]:
     'head_dim': config.head_dim,
     'mlp_dim': config.hidden_dim,
     'max_positions': _ANY_LENGTH,
-    'dtype': jnp.dtype(
-      get('dtype', model.embedder.input_embedding.get_value().dtype)
-    ),
+    'dtype': jnp.dtype(get('dtype', dtype)),
   }
   if not hasattr(getattr(layer.mlp, 'gate_proj', None), 'kernel'):
     return
@@ -113,13 +111,9 @@ def _candidates(model: Any) -> Iterator[Config]:
   names = 'post_attention_norm', 'post_attn_norm'  # Gemma 3's and Gemma 2's.
   if not any(hasattr(layer, name) for name in names):
     return
-  windows = tuple(
-    get('sliding_window_size', 0)
-    if each.attn.attn_type.name == 'LOCAL_SLIDING'
-    else 0
-    for each in model.layers
-  )
-  attention_cap, logits_cap = (float(get(name, 0.0)) for name in _SOFTCAPS)
+  window = get('sliding_window_size', 0)
+  kinds = [each.attn.attn_type.name for each in model.layers]
+  windows = tuple(window if kind == 'LOCAL_SLIDING' else 0 for kind in kinds)
   # Gemma 2 27B has the second, all others the first, and no field says which.
   scales = config.head_dim, config.embed_dim // config.num_heads
   for scale in dict.fromkeys(scales):
@@ -128,8 +122,8 @@ def _candidates(model: Any) -> Iterator[Config]:
       vocab_size=config.num_embed,
       query_pre_attn_scalar=scale,
       windows=windows,
-      attention_softcap=attention_cap,
-      logits_softcap=logits_cap,
+      attention_softcap=float(get('attn_logits_soft_cap', 0.0)),
+      logits_softcap=float(get('final_logit_softcap', 0.0)),
       rope_base=float(get('global_base_frequency', 10_000)),
       rope_factor=float(get('global_scale_factor', 1.0)),
       local_rope_base=float(get('local_base_frequency', 10_000)),
@@ -164,9 +158,8 @@ def _distance(model: Any, config: Config) -> float:
 
 
 def _norm(norm: Any) -> Weights:
-  return {
-    'scale': (norm.scale if hasattr(norm, 'scale') else norm.w).get_value()
-  }
+  scale = norm.scale if hasattr(norm, 'scale') else norm.w
+  return {'scale': scale.get_value()}
 
 
 def _in(kernel: Array) -> Weights:
@@ -216,14 +209,12 @@ def _gemma_layer(layer: Any) -> Weights:
   for name in ('query', 'key'):
     if (norm := getattr(attn, f'_{name}_norm', None)) is not None:
       parts[f'{name}_norm'] = _norm(norm)
+  parts['out'] = _out(attn.attn_vec_einsum.w.get_value())
   # Gemma 3's and Gemma 2's names.
   after = getattr(layer, 'post_attention_norm', None) or layer.post_attn_norm
   return {
     'pre_self_attention_layer_norm': _norm(layer.pre_attention_norm),
-    'self_attention': {
-      **parts,
-      'out': _out(attn.attn_vec_einsum.w.get_value()),
-    },
+    'self_attention': parts,
     'post_self_attention_layer_norm': _norm(after),
     'pre_mlp_layer_norm': _norm(layer.pre_ffw_norm),
     'mlp': _mlp(layer.mlp),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +17,7 @@ from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 from specdec_jax.assembly import running
 from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.lengths import Auto
-from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding.program import Program, Refill
@@ -60,9 +59,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     mesh: jax.sharding.Mesh | None = None,
     rollout_config: RolloutConfig | None = None,
     *,
-    drafter: str | DrafterChoice | None = None,
-    draft_model: nnx.Module | None = None,
-    verification: str | Rule = 'speculative_sampling',
+    draft_model: nnx.Module | str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
     **options: Any,
   ):
@@ -86,16 +83,14 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     config = RolloutConfig() if rollout_config is None else rollout_config
     checked(config)
     self._model = reshard.reshard_model_to_mesh(rollout_actor, mesh)
-    if draft_model is not None:
+    if isinstance(draft_model, nnx.Module):
       draft_model = reshard.reshard_model_to_mesh(draft_model, mesh)
     self._batch_size = batch_size
     # Any temperature: that of each row counts.
     decoder = decoders.load(
       self._model,
       tokenizer,
-      drafter=drafter,
       draft_model=draft_model,
-      verification=verification,
       temperature=1.0,
       dtype=config.data_type,
       **options,
@@ -142,17 +137,15 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       decoder = self._decoder.remember([row.tolist() for row in whole])
       self._decoder = meshes.placed(decoder, self._mesh)
     eos = self._eos_ids(rollout_config)
-    spans = []
-    for row, ids in zip(rows, whole, strict=True):
+    spans, width = [], _width(rows, rollout_config)
+    padded = np.full((len(rows), width), self.pad_id(), np.int32)
+    for row, ids, left_padded in zip(rows, whole, padded, strict=True):
       has_eos = len(ids) > len(row) and ids[-1] in eos
       spans.append(slice(len(row), len(ids) - has_eos))
-    tokens = [ids[span] for ids, span in zip(whole, spans, strict=True)]
-    width = _width(rows, rollout_config)
-    padded = np.full((len(rows), width), self.pad_id(), np.int32)
-    for i, row in enumerate(rows):
       # Trainers take prompts padded on the left: [7, 8] of width 4 is
       # [0, 0, 7, 8] with 0 for padding.
-      padded[i, width - len(row) :] = row
+      left_padded[width - len(row) :] = row
+    tokens = [ids[span] for ids, span in zip(whole, spans, strict=True)]
     log_probs = None
     if rollout_config.return_logprobs:
       of_rows = [np.asarray(output.log_probs[0]) for output in outputs]
@@ -187,9 +180,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     self, prompt_tokens: jax.Array, completion_tokens: jax.Array
   ) -> jax.Array:
     """As Tunix's vanilla rollout, by Tunix's network: at temperature 1."""
-    return self._logps_fn()(
-      prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-    )
+    return self._logps_fn()(prompt_tokens, completion_tokens)
 
   def _logps_fn(self) -> Callable[..., jax.Array]:
     """Tunix's function of log-probabilities, by the policy as it is now."""
@@ -239,7 +230,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     drafter = self._decoder.params.drafter
     if not isinstance(drafter, Pool):
       # One that drafts with the policy's weights follows them too.
-      drafter = self._decoder.drafting.join(target, drafter)
+      drafter = self._decoder.drafting.join(target, ())
     params = Params(target=target, drafter=drafter)
     decoder = dataclasses.replace(self._decoder, params=params)
     self._decoder = meshes.placed(decoder, self._mesh)
@@ -342,12 +333,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       group = rows[start : start + num]
       for there, row in zip(padded, group, strict=False):
         there[: len(row)] = row
-      log_probs = logps_fn(
-        prompt_tokens=padded[:, :1],
-        completion_tokens=padded[:, 1:],
-        temperature=temperature,
-      )
-      found.extend(np.pad(log_probs, ((0, 0), (1, 0)))[: len(group)])
+      logps = logps_fn(padded[:, :1], padded[:, 1:], temperature=temperature)
+      found.extend(np.pad(logps, ((0, 0), (1, 0)))[: len(group)])
     return found
 
   def _seed(self, config: RolloutConfig) -> int:
