@@ -4,6 +4,7 @@ They run where Tunix is installed: `make tunix`.
 """
 
 import functools
+import re
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,7 @@ from tests.integrations.test_tunix_mesh import (
   promoted,  # noqa: F401
 )
 
+_PAGE = Path(__file__).parents[2] / 'docs' / 'rollouts.md'
 _READERS = {'llama3': llama3, 'qwen3': qwen3, 'gemma3': gemma3_reader}
 _RANK, _ALPHA = 2, 4.0
 # Tunix has no function for a Llama 3, whose layers have the names of a Qwen3.
@@ -258,3 +260,12 @@ def test_a_training_that_was_stopped_goes_on(first, tmp_path):
   assert cluster.actor_trainer.train_steps == 4
   for one, other in zip(policy_of(resumed), policy_of(whole), strict=True):
     np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_the_lines_of_the_page_train(capsys):
+  _, section = _PAGE.read_text().split('## Three steps of GRPO on a CPU\n')
+  block = re.search(r'^```python\n(.*?)^```$', section, re.DOTALL | re.M)
+  names: dict = {}
+  exec(block[1], names)
+  assert names['cluster'].actor_trainer.train_steps == 3
+  assert "'tokens_per_target_run'" in capsys.readouterr().out
