@@ -130,7 +130,8 @@ def front(root: Path) -> str:
   rows = _by_speed(table)
   commands = [f'{i + 1}  {row["command"]}' for i, row in enumerate(rows)]
   grid = [
-    '| target and drafter | text | dtype | speed | range | predicted | command |',
+    '| target and drafter | text | dtype | speed | range | predicted | '
+    'command |',
     '|---|---|---|---|---|---|---|',
     *(
       f'| {row["target and drafter"]} | {row["text"]} | {row["dtype"]} | '
@@ -144,7 +145,7 @@ def front(root: Path) -> str:
       'Speeds are relative to the fastest plain decoding on the same device: '
       'batch 1, greedy, after the prefill, compilation excluded',
       f'({_device(table)}, {table["date"]}, commit {table["commit"][:10]}'
-      f'{_doubts(table)}). Predictions are from the costs of their parts.',
+      f'{_doubts(table)}). Predicted from the costs of the parts.',
       '',
       *grid,
       '',
