@@ -140,6 +140,8 @@ def write(
     table: the rest.
   """
   folder.mkdir(parents=True, exist_ok=True)
+  if len({frozenset(row) for row in table.rows}) > 1:
+    raise ValueError(f'{title}: rows have different columns')
   contents = {'title': title, **header, **dataclasses.asdict(table)}
   text = json.dumps(contents, indent=2, ensure_ascii=False)
   (folder / f'{name}.json').write_text(text + '\n', encoding='utf-8')

@@ -240,6 +240,9 @@ def run(args: argparse.Namespace) -> None:
   if path.exists():
     results = json.loads(path.read_text(encoding='utf-8'))
   for name in args.settings:
+    if name not in SETTINGS:
+      raise ValueError(f'--settings {name!r} is none of {"; ".join(SETTINGS)}')
+  for name in args.settings:
     if name in results['settings']:
       continue
     for what in ('device', 'code'):

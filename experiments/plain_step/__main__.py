@@ -266,6 +266,7 @@ def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
       pairs = steps[name] / steps['none'] - 1
       row[f'{column}, ms'] = f'{1e3 * np.median(steps[name]):.2f}'
       row[f'{column}, more'] = f'{np.median(pairs):+.1%}'
+  rows['none']['by themselves, ms'] = ''
   for name, spent in by_themselves.items():
     rows[name]['by themselves, ms'] = f'{1e3 * np.median(spent):.2f}'
   return Table(

@@ -1,4 +1,4 @@
-"""Trains the shipped drafters in slices of time, as a lent GPU has them.
+"""Trains drafters as the shipped ones in slices of time, as on a lent GPU.
 
     python -m experiments.pretrained.on_gpu eagle --prompts=prompts.jsonl \
       --out=out/eagle --minutes=9
@@ -14,6 +14,7 @@ ships the runs.
 """
 
 import argparse
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from experiments import common
 from experiments.pretrained import curve
+from specdec_jax.files import replacing
 from specdec_jax.launch.numbers import positive_int
 from specdec_jax.training import metrics_log
 
@@ -51,12 +53,17 @@ def run_slice(stages: Stages, folder: Path, seconds: float) -> int:
   """Runs the stages that are left, in their order, for so many seconds.
 
   Returns 0 if none is left, 75 if the time was up, else the exit status of the
-  stage that failed.
+  stage that failed. ValueError if a stage was done by another command.
   """
   end = time.monotonic() + seconds
   for name, argv in stages.items():
-    done = folder / f'{name}.done'
+    done, command = folder / f'{name}.done', shlex.join(argv)
     if done.exists():
+      if (before := done.read_text(encoding='utf-8')) != command:
+        raise ValueError(
+          f'{folder}: {name} was done by another command, {before}: give '
+          'another --out'
+        )
       continue
     started = time.monotonic()
     with subprocess.Popen([sys.executable, '-m', 'specdec_jax', *argv]) as run:
@@ -70,7 +77,7 @@ def run_slice(stages: Stages, folder: Path, seconds: float) -> int:
       what = 'the same command goes on' if status == _EXIT_LATER else 'failed'
       print(f'{taken}, {what}', flush=True)
       return status
-    done.touch()
+    replacing.write_text(done, command)
     print(f'{taken}, done', flush=True)
   return 0
 
@@ -107,7 +114,8 @@ def _eagle(args: argparse.Namespace) -> Stages:
     ),
     'second': (
       *(*train, f'--gin.MODEL_DIR="{out / "second"}"', '--gin.NUM_STEPS=3'),
-      f'--gin.TRAIN_STEPS={second}',
+      *(f'--gin.TRAIN_STEPS={second}', '--gin.LEARNING_RATE=0.0007'),
+      '--gin.WARMUP_STEPS=30',
       *_macros(args, out / 'first' / 'model'),
     ),
     'weights': _weights(out / 'second' / 'model', out, 'huggingface'),
@@ -121,6 +129,7 @@ def _spec_drafter(args: argparse.Namespace) -> Stages:
   return {
     'train': (
       *('train', f'--gin_file={gin}', f'--gin.TARGET="{args.target}"'),
+      '--gin.DRAFTER="mini_2_1"',
       *(f'--gin.TOKENS={args.tokens!r}', f'--gin.MODEL_DIR="{run}"'),
       *_macros(args, args.begin_from),
     ),

@@ -42,8 +42,10 @@ def test_slices_end_with_the_weights_of_one_call(tmp_path):
   )
   assert sliced == whole
   assert (tmp_path / 'sliced' / 'curve.svg').stat().st_size > 1000
-  # Nothing is left to do.
+  # Nothing is left to do; another command's work is not taken for it.
   assert on_gpu.main(arguments(tmp_path, 'sliced', 0)) == 0
+  other = [*arguments(tmp_path, 'sliced', 0), 'DECAY=0.5']
+  assert on_gpu.main(other) == 2
 
 
 def test_a_stage_that_fails_ends_the_slice(tmp_path, capsys):
