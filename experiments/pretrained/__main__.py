@@ -7,12 +7,15 @@
       --task=corpora/debian_ende/test.jsonl --metric=bleu
     python -m experiments.pretrained suite --name=smollm2-135m-eagle \
       --suite=out/suite/suite.json
+    python -m experiments.pretrained curve --name=smollm2-135m-eagle \
+      --out=experiments/eagle/curve.svg
 
 `ship` makes the folder `specdec_jax/pretrained/NAME` from a finished run, with
 the facts of its training in card.json. `measure` decodes the whole test split
 and adds its figures to card.json of each given model that is shipped. `suite`
-adds what `experiments.suite` measured of a drafter. All of them write the card,
-README.md, from card.json.
+adds what `experiments.suite` measured of a drafter. These write the card,
+README.md, from card.json. `curve` draws, from card.json, the power laws that an
+EAGLE-3 drafter's card states of its longer runs.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import common
-from experiments.pretrained import card, shipping
+from experiments.pretrained import card, curve, shipping
 from experiments.pretrained.measuring import measure
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.infer import quality
@@ -66,6 +69,14 @@ def _suite(args: argparse.Namespace) -> None:
   print(card.write(args.name), file=sys.stderr)
 
 
+def _curve(args: argparse.Namespace) -> None:
+  runs = card.load(args.name)['training']
+  found = [(run['run'], law) for run in runs if (law := curve.of_stage(run))]
+  curve.draw_fits(found, args.out)
+  for name, law in found:
+    print(f'{name}: {law.whole}; of the second half {law.tail}')
+
+
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog='python -m experiments.pretrained', description=__doc__.splitlines()[0]
@@ -93,6 +104,10 @@ def _parser() -> argparse.ArgumentParser:
   suite.set_defaults(run_command=_suite)
   suite.add_argument('--name', required=True, help='of the shipped drafter')
   suite.add_argument('--suite', required=True, help='a suite.json')
+  law = commands.add_parser('curve', help='draw fits of the learning curves')
+  law.set_defaults(run_command=_curve)
+  law.add_argument('--name', required=True, help='of the shipped drafter')
+  law.add_argument('--out', type=Path, required=True, help='an .svg file')
   add = commands.add_parser('measure', help='decode the test split')
   add.set_defaults(run_command=_measure)
   add.add_argument('--target', required=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from experiments.pretrained import curve
 from experiments.suite import table
 from specdec_jax.checkpoints import pretrained
 
@@ -66,9 +67,11 @@ def write(name: str) -> Path:
 def render(card: dict[str, Any]) -> str:
   """Renders the card as Markdown, with the metadata that Hugging Face's hub
   reads."""
-  base_model = None
+  base_model, runs = None, card['training']
+  laws: list[curve.Fits | None] = [None] * len(runs)
   if card['network'] == 'eagle':
-    base_model = card['training'][-1]['settings']['TARGET']
+    base_model = runs[-1]['settings']['TARGET']
+    laws = [curve.of_stage(run) for run in runs]
   metadata = ModelCardData(
     model_name=card['name'],
     base_model=base_model,
@@ -82,6 +85,8 @@ def render(card: dict[str, Any]) -> str:
     kinds=_KINDS,
     labels=_LABELS,
     columns=_OF_SUITE,
+    laws=laws,
+    beyond=curve.BEYOND,
   )
   return f'{made}\n'
 

@@ -154,10 +154,10 @@ def _weights(model: Path, out: Path, to: str) -> Sequence[str]:
 
 def _draw(folder: Path) -> None:
   """Draws the learning curve of the runs that were begun."""
-  runs = [folder / name for name in ('run', 'first', 'second')]
-  logs = [metrics_log.read_log(run / metrics_log.NAME) for run in runs]
-  if lines := curve.joined(logs):
-    curve.draw(lines, folder / curve.NAME)
+  log = lambda name: metrics_log.read_log(folder / name / metrics_log.NAME)
+  logs = [(name, log(name)) for name in ('run', 'first', 'second')]
+  if any(lines for _, lines in logs):
+    curve.draw(logs, folder / curve.NAME)
 
 
 def _parser() -> argparse.ArgumentParser:

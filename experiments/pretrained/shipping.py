@@ -73,8 +73,9 @@ def ship(
     if drafted.is_file():
       shutil.copyfile(drafted, begun / formats.DRAFT_VOCABULARY)
     if is_eagle:
-      logs = [metrics_log.read_log(Path(x) / metrics_log.NAME) for x in runs]
-      curve.draw(curve.joined(logs), begun / curve.NAME)
+      log = lambda run: metrics_log.read_log(run / metrics_log.NAME)
+      logs = [(run.name, log(run)) for run in map(Path, runs)]
+      curve.draw(logs, begun / curve.NAME)
   contents = {
     'name': name,
     'network': families.of(config).name,

@@ -15,7 +15,7 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('sacrebleu')
 
 import specdec_jax
-from experiments.pretrained import card, curve, measurement, measuring
+from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
 from specdec_jax import logits
 from specdec_jax.assembly.rules import Greedy
@@ -393,14 +393,3 @@ def test_sums_over_given_texts_are_those_of_the_distributions(temperature):
       expected = np.minimum(p, q).sum()
       assert found[row] == pytest.approx(expected, rel=1e-5)
   assert (np.asarray(sums[1]) < 0.9 * np.asarray(counts)).all()
-
-
-def test_the_curve_of_two_runs(tmp_path):
-  """Of which the first unrolled one step, and the second two."""
-  first = [{'step': 2, 'nats': 4.0, 'alpha_1': 0.2}]
-  first += [{'step': 4, 'validation_nats': 3.0, 'validation_alpha_1': 0.25}]
-  second = [{'step': 2, 'nats': 2.0, 'alpha_1': 0.3, 'alpha_2': 0.1}]
-  lines = curve.joined([first, second])
-  assert [line['step'] for line in lines] == [2, 4, 6]
-  curve.draw(lines, tmp_path / curve.NAME)
-  assert 'alpha_2' in (tmp_path / curve.NAME).read_text()
