@@ -242,8 +242,10 @@ def _eagle(suite: Cells) -> Cells:
   """The EAGLE-3 drafter alone, and with copying, at the smallest gamma: the
   categories with the least and the most."""
   by_drafter: dict[str, list[Cells]] = {}
-  gamma = min(row['gamma'] for row in suite['rows'])
-  for row in suite['rows']:
+  # Not of those that were chosen for a category.
+  rows = [row for row in suite['rows'] if not row['drafter'].endswith('+auto')]
+  gamma = min(row['gamma'] for row in rows)
+  for row in rows:
     if row['gamma'] == gamma:
       by_drafter.setdefault(row['drafter'], []).append(row)
   drafter = next(name for name in by_drafter if name.endswith('-eagle'))

@@ -10,7 +10,7 @@ from experiments import common
 from experiments.suite import examples
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model
-from specdec_jax.assembly.lengths import gamma_number
+from specdec_jax.assembly.lengths import AUTO, gamma_number
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import by_name, option, options_of
 from specdec_jax.assembly.rules import RULES, Rule
@@ -43,8 +43,13 @@ class Settings:
     'gamma; by default what the target comes with',
     type=common.listed(),
   )
-  gammas: Sequence[int] = option(
-    (4, 8), 'of every drafter of chains', type=common.listed(gamma_number)
+  gammas: Sequence[int | str] = option(
+    (4, 8),
+    'of every drafter of chains; with auto among them, also what gamma auto '
+    'chooses of these numbers on half of the prompts, measured on the others',
+    type=common.listed(
+      lambda text: AUTO if text == AUTO else gamma_number(text)
+    ),
   )
   temperatures: Sequence[float] = option(
     (0.0,), '0 is greedy', type=common.listed(float)
@@ -91,10 +96,26 @@ class Settings:
         f'--batch_sizes {max(self.batch_sizes)} is more than --num_prompts '
         f'{self.num_prompts}'
       )
+    if self.is_auto and not self.numbers:
+      raise ValueError('--gammas auto chooses among numbers: give some')
+    if self.is_auto and 2 * max(self.batch_sizes) > self.num_prompts:
+      raise ValueError(
+        f'--gammas auto needs a batch to choose on and one to measure: '
+        f'--num_prompts {2 * max(self.batch_sizes)} or more'
+      )
     self.sampling(max(self.temperatures)).check_is_used()
     for text in self.drafters or ():
       self.drafter(text, Path())
     self.rule()
+
+  @property
+  def numbers(self) -> list[int]:
+    """The gammas that are measured on all prompts."""
+    return [gamma for gamma in self.gammas if isinstance(gamma, int)]
+
+  @property
+  def is_auto(self) -> bool:
+    return AUTO in self.gammas
 
   def rule(self) -> Rule:
     """Makes the acceptance rule."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments import plots, report
 from experiments.report import Cells
+from experiments.suite import auto
 from specdec_jax.files import replacing
 
 TITLE = 'Benchmark suite'
@@ -117,6 +118,11 @@ def speedup_by_category(rows: Sequence[Mapping[str, Any]]) -> Any:
   a group per category."""
   figure, axes = plots.new_figure()
   names = ('target', 'drafter', 'gamma', 'temperature', 'batch_size')
+  # What `auto` chooses differs by category.
+  rows = [
+    {**row, 'gamma': ''} if row['drafter'].endswith(auto.SUFFIX) else row
+    for row in rows
+  ]
   ways = list(dict.fromkeys(tuple(row[n] for n in names) for row in rows))
   groups = list(dict.fromkeys(row['category'] for row in rows))
   figure.set_size_inches(9, 2 + 0.14 * len(rows))

@@ -1,9 +1,10 @@
 """Measures the cells of a target: a category of prompts each."""
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from experiments import common
 from experiments.report import Cells
-from experiments.suite import examples, table
+from experiments.suite import auto, examples, table
 from experiments.suite.examples import CONTROL, TRANSLATION, Example
 from experiments.suite.settings import Settings
 from specdec_jax.assembly import decoder as decoder_lib
@@ -30,6 +31,8 @@ from specdec_jax.models import families
 from specdec_jax.text import prompts
 
 Ids = list[list[int]]
+# The drafter, as the table names it, and its gamma.
+Key = tuple[str, int]
 
 # Of the targets that come with a smaller model, and of the others.
 _DRAFTERS = {
@@ -99,16 +102,62 @@ def _num_divergent(plain: Side, drafted: Side) -> int:
   return found['num_divergent_rows']
 
 
+def _compile_ways(
+  decoders: Mapping[Key, Decoder], *, args: Any, max_len: int
+) -> dict[Key, Side]:
+  """Compiles decoders for `args`, a key of draws and prompts."""
+  made: dict[Key, Side] = {}
+  for name in dict.fromkeys(name for name, _ in decoders):
+    own = {key: each for key, each in decoders.items() if key[0] == name}
+    made |= common.speculative_sides(
+      next(iter(own.values())).params,
+      *args,
+      methods={key: decoder.method for key, decoder in own.items()},
+      max_len=max_len,
+    )
+  return made
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
   """Ways of decoding prompts of one shape, compiled: plain ones by dtype, and
   drafted ones by drafter and gamma; and with `exact_bits` plain and drafted
-  ones of one width."""
+  ones of one width.
+
+  `verifying` is the plain one in the dtype that verifies, and `compile` makes
+  sides of other `decoders` of the same weights.
+  """
 
   plain: Mapping[str, Side]
+  verifying: Side
   baseline: str
-  ways: Mapping[tuple[str, int], Drafted]
-  exact: Mapping[tuple[str, int], tuple[Side, Side]]
+  decoders: Mapping[Key, Decoder]
+  compile: Callable[[Mapping[Key, Decoder]], dict[Key, Side]]
+  ways: Mapping[Key, Drafted]
+  exact: Mapping[Key, tuple[Side, Side]]
+  _others: dict[Key, Drafted] = dataclasses.field(default_factory=dict)
+
+  def chains(self) -> dict[str, dict[int, Side]]:
+    """Returns the sides of drafters of chains by gamma, by drafter."""
+    found: dict[str, dict[int, Side]] = {}
+    for (name, gamma), way in self.ways.items():
+      if gamma and way.drafter.tree is None:
+        found.setdefault(name, {})[gamma] = way.side
+    return found
+
+  def way(self, name: str, gamma: int) -> Drafted:
+    """Returns a drafter of chains with any gamma, 0 being plain decoding,
+    compiled once."""
+    key = name, gamma
+    if key in self.ways:
+      return self.ways[key]
+    if key not in self._others:
+      side = self.verifying
+      if gamma:
+        made = next(each for (x, _), each in self.decoders.items() if x == name)
+        side = self.compile({key: made.at(gamma)})[key]
+      self._others[key] = benchmark.drafted(side)
+    return self._others[key]
 
 
 class Target:
@@ -199,7 +248,7 @@ class Target:
       for part in [ids[start : start + batch_size]]
     ]
 
-  def _decoders(self, temperature: float) -> dict[tuple[str, int], Decoder]:
+  def _decoders(self, temperature: float) -> dict[Key, Decoder]:
     """Makes the decoders by drafter and gamma, which share the weights."""
     settings, found = self.settings, {}
     rule = settings.rule()
@@ -225,7 +274,7 @@ class Target:
       name, *options = kind.split('+')
       name = '+'.join([model or name, *options])
       is_one = isinstance(made.length, Tree) or choice == NoDrafter()
-      for gamma in settings.gammas:
+      for gamma in settings.numbers:
         each = made if is_one else made.at(gamma)
         found[name, each.drafter.gamma] = each
     return found
@@ -249,18 +298,13 @@ class Target:
         for dtype, alone in self.plain.items()
       }
       decoders = self._decoders(temperature)
-      made: dict[tuple[str, int], Side] = {}
-      for name in dict.fromkeys(name for name, _ in decoders):
-        own = {key: made for key, made in decoders.items() if key[0] == name}
-        made |= common.speculative_sides(
-          next(iter(own.values())).params,
-          *args,
-          methods={key: decoder.method for key, decoder in own.items()},
-          max_len=max_len,
-        )
+      made = _compile_ways(decoders, args=args, max_len=max_len)
       return Programs(
         plain=plain,
+        verifying=plain[settings.dtype],
         baseline=sides.fastest(plain)[0],
+        decoders=decoders,
+        compile=functools.partial(_compile_ways, args=args, max_len=max_len),
         ways={key: benchmark.drafted(side) for key, side in made.items()},
         exact={
           key: _of_one_width(side, decoders[key].method)
@@ -268,6 +312,29 @@ class Target:
           if settings.exact_bits and not temperature and key[1]
         },
       )
+
+  def _compare(
+    self,
+    programs: Programs,
+    ways: Mapping[Key, Drafted],
+    batches: Sequence[Prompt],
+    title: str,
+  ) -> dict[Key, benchmark.Figures]:
+    """Times ways of decoding some batches."""
+    dtype, baseline = self.settings.dtype, programs.baseline
+    plain = {
+      each: programs.plain[each].on(batches) for each in {dtype, baseline}
+    }
+    return benchmark.compare(
+      {
+        key: dataclasses.replace(way, side=way.side.on(batches))
+        for key, way in ways.items()
+      },
+      plain=plain[dtype],
+      baseline=plain[baseline],
+      repeats=self.settings.repeats,
+      title=title,
+    )
 
   def _rows(
     self,
@@ -277,21 +344,19 @@ class Target:
   ) -> list[Cells]:
     """Measures a cell."""
     settings, baseline = self.settings, programs.baseline
-    plain = {
-      dtype: programs.plain[dtype].on(batches)
-      for dtype in {settings.dtype, baseline}
-    }
-    ways = {
-      key: dataclasses.replace(way, side=way.side.on(batches))
-      for key, way in programs.ways.items()
-    }
-    found = benchmark.compare(
-      ways,
-      plain=plain[settings.dtype],
-      baseline=plain[baseline],
-      repeats=settings.repeats,
-      title=f'{self.name}, {setting["category"]}',
-    )
+    title = f'{self.name}, {setting["category"]}'
+    found = self._compare(programs, programs.ways, batches, title)
+    choosing, others = auto.halves(batches)
+    if settings.is_auto and others:
+      choices = {
+        name: auto.choose(programs.verifying, drafting, choosing)
+        for name, drafting in programs.chains().items()
+      }
+      ways = {
+        (name + auto.SUFFIX, gamma): programs.way(name, gamma)
+        for name, gamma in choices.items()
+      }
+      found |= self._compare(programs, ways, others, f'{title}, auto')
     is_greedy = not setting['temperature']
     divergent = {
       key: _num_divergent(*(side.on(batches) for side in pair))

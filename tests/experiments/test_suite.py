@@ -2,12 +2,13 @@
 
 import json
 import sys
+import types
 
 import jax
 import pytest
 
 from experiments.suite import __main__ as suite
-from experiments.suite import examples, table, targets
+from experiments.suite import auto, examples, table, targets
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.launch import compilation_cache
 from tests import toy_eagle
@@ -93,6 +94,44 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(('price', 'chosen'), [(0.01, 3), (5.0, 0), (None, 2)])
+def test_auto_is_chosen_on_half_of_the_prompts(
+  run, tmp_path, monkeypatch, price, chosen
+):
+  """All drafts are accepted, and a drafted token costs so many plain steps; and
+  a gamma that was not measured may be chosen."""
+
+  def run_seconds(function, *args):
+    state = function(*args)
+    counts = state.statistics
+    runs = int(counts.num_target_runs.max())
+    return state, 1e-3 + runs * (1 + price * counts.num_tested.shape[1])
+
+  if price is None:
+    monkeypatch.setattr(auto, 'choose', lambda *args: 2)
+  else:
+    timing = types.SimpleNamespace(run_seconds=run_seconds)
+    monkeypatch.setattr(auto, 'stopwatch', timing)
+  model = tiny.write_model(tmp_path / 'suite', max_positions=512)
+  status, out, err = run(
+    *('--targets', model, '--out', tmp_path, *USUAL, '--gammas', '1,3,auto'),
+    *('--drafters', f'model={model},none', '--categories', 'random tokens'),
+    *('--num_prompts', '6', '--max_new_tokens', '12'),
+  )
+  assert status == 0, err
+  assert 'none+auto' not in out
+  rows = json.loads((tmp_path / 'suite.json').read_text())['rows']
+  found = [(row['drafter'], row['gamma'], row['rows']) for row in rows]
+  name = str(model)
+  assert found == [
+    *((name, 3, 6), (name, 1, 6), ('none', 0, 6)),
+    (f'{name}+auto', chosen, 3),
+  ]
+  assert rows[-1]['tokens_per_target_run'] == chosen + 1
+  assert rows[-1]['identical_rows'] == 3
+
+
+@pytest.mark.slow
 def test_drafters_of_an_encoder_decoder_have_their_own_states(
   run, tmp_path, monkeypatch
 ):
@@ -128,6 +167,8 @@ def test_drafters_of_an_encoder_decoder_have_their_own_states(
     (('--drafters', 'uniform+max_ngram:2'), "'max_ngram'"),
     (('--verification', 'block+beta:2'), "'beta'"),
     (('--batch_sizes', '8'), '--num_prompts'),
+    (('--gammas', 'auto'), 'among numbers'),
+    (('--gammas', '4,auto', '--batch_sizes', '3'), '--num_prompts 6 or more'),
     (('--top_k', '5'), 'temperature 0'),
     (('--categories', 'poems'), "'poems'"),
   ],
@@ -135,6 +176,10 @@ def test_drafters_of_an_encoder_decoder_have_their_own_states(
 def test_flags_that_do_not_fit_are_refused(run, options, message):
   status, _, err = run(*options)
   assert (status, message in err) == (2, True), err
+
+
+def test_what_chooses_a_gamma_is_not_measured():
+  assert auto.halves(range(5)) == (range(0, 5, 2), range(1, 5, 2))
 
 
 def test_few_shapes_are_compiled():

@@ -1,0 +1,52 @@
+"""What `gamma='auto'` chooses for a category of prompts."""
+
+from collections.abc import Mapping, Sequence
+
+from specdec_jax.base import Prompt
+from specdec_jax.measure import stopwatch, trials
+from specdec_jax.measure.sides import Side
+
+# Follows the name of a drafter in the table.
+SUFFIX = '+auto'
+
+
+def halves(
+  batches: Sequence[Prompt],
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+  """Returns the batches that a gamma is chosen on, every other one, and those
+  that it is reported on: what chose it has no part in its speed."""
+  return batches[::2], batches[1::2]
+
+
+def choose(
+  plain: Side, drafting: Mapping[int, Side], batches: Sequence[Prompt]
+) -> int:
+  """Chooses as the package does, by `trials.choose`: 0, plain decoding, unless
+  a gamma is faster by a margin that grows with the error of so few rows; it may
+  be one between those measured.
+
+  Args:
+    plain: plain decoding in the dtype that verifies.
+    drafting: by gamma; all sides have run before.
+    batches: decoded with each gamma twice.
+  """
+  sides = {0: plain, **drafting}
+
+  def visit(gamma: int, batch: Prompt) -> trials.Visit:
+    side = sides[gamma]
+    state, fill_seconds = stopwatch.run_seconds(side.prefill, batch)
+    ended, seconds = stopwatch.run_seconds(side.run, side.params, state)
+    return trials.Visit(
+      gamma=gamma,
+      statistics=ended.statistics,
+      num_iterations=int(ended.statistics.num_target_runs.max()),
+      fill_seconds=fill_seconds,
+      loop_seconds=seconds,
+    )
+
+  return trials.choose(
+    sorted(sides),
+    lambda gamma: [visit(gamma, batch) for batch in batches],
+    batch_size=batches[0].decoder_tokens.shape[0],
+    waits=True,
+  ).gamma
