@@ -38,6 +38,7 @@ TITLES = {
   'xia2023': 'Xia et al. 2023: SpecDec',
   'beams': 'Speculative beam search',
   'suffix': 'Drafts from earlier outputs',
+  'rollouts': 'Rollouts of GRPO, by Tunix and speculative',
 }
 # Of a folder, in this order; others follow by name.
 _ORDER = {

@@ -6,13 +6,18 @@
 Each step writes a line of JSON: the mean reward, the seconds of its rollouts,
 and for speculative ones tokens per target run. Engines train in turns by seed;
 with `--pairs` the speculative one alone trains, and both decode in each step.
+With `--beta` the policy is kept near what it began from, and lines, which come
+when a training ends, have Tunix's KL. `summary.py` sums up all seeds.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import re
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +30,16 @@ from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
+from experiments import report
+from experiments.report import Cells, Table
+from experiments.rollouts import summary
 from specdec_jax.assembly import models
 from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.integrations.tunix import SpeculativeRollout
 
+MODULE = 'experiments.rollouts'
+TITLE = 'GRPO with either engine of rollouts'
 ENGINES = 'vanilla', 'speculative'
 TOY = {
   'num_layers': 2,
@@ -213,20 +223,21 @@ def train(
   model, tokenizer = make()
   cluster = rl_cluster.RLCluster(
     actor=model,
-    reference=None,
+    # Another copy of the same weights, which stays as it is.
+    reference=make()[0] if args.beta else None,
     tokenizer=tokenizer,
     cluster_config=cluster_config(engine, args),
   )
-  own, steps = cluster.rollout, []
+  own, steps = cluster.rollout, list[Cells]()
   generate = own.generate
   others = [vanilla(own.model(), tokenizer, args)] if args.pairs else []
 
   def timed(prompts: list[str], config: Any, **named: Any) -> Any:
     row = {'engine': engine, 'seed': seed, 'step': len(steps) + 1}
-    outputs, ways = (
-      {},
-      [('', generate), *(('vanilla_', o.generate) for o in others)],
-    )
+    # Without one, Tunix's engine draws with the same key in each call.
+    config = dataclasses.replace(config, seed=seed * args.steps + len(steps))
+    ways = [('', generate), *(('vanilla_', o.generate) for o in others)]
+    outputs = {}
     # Each decodes first in every other step.
     for prefix, way in ways[:: 1 if len(steps) % 2 else -1]:
       started = time.perf_counter()
@@ -242,20 +253,33 @@ def train(
 
   def rewarded(prompts, completions, **named: Any) -> list[float]:
     found = reward(prompts, completions, **named)
-    write(steps[-1] | {'reward': float(np.mean(found))})
+    steps[-1]['reward'] = float(np.mean(found))
+    if not args.beta:
+      write(steps[-1])
     return found
 
   own.generate = timed
   learner = grpo_learner.GRPOLearner(
     rl_cluster=cluster,
-    algo_config=grpo_learner.GRPOConfig(num_generations=args.samples, beta=0.0),
+    # The KL of GRPO's paper (https://arxiv.org/abs/2402.03300, equation 4), not
+    # Tunix's default, whose gradient is zero on average.
+    algo_config=grpo_learner.GRPOConfig(
+      num_generations=args.samples, beta=args.beta, kl_loss_mode='low_var_kl'
+    ),
     reward_fns=rewarded,
   )
+  logger = cluster.actor_trainer.metrics_logger
   learner.train(prompts_of(seed, args.steps, args.prompts))
+  if args.beta:
+    # Tunix tells a step's KL during later ones, and the last when it ends.
+    kls = logger.get_metric_history('actor', 'kl', 'train')
+    for row, kl in zip(steps, kls, strict=True):
+      write(row | {'kl': float(kl)})
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(prog='python -m experiments.rollouts')
+def main(argv: Sequence[str] | None = None) -> None:
+  argv = sys.argv[1:] if argv is None else argv
+  parser = argparse.ArgumentParser(prog=f'python -m {MODULE}')
   parser.add_argument('--model', default='toy')
   parser.add_argument('--steps', type=int, default=3)
   parser.add_argument('--seeds', type=int, default=1)
@@ -266,21 +290,37 @@ def main() -> None:
   parser.add_argument('--pairs', action='store_true')
   parser.add_argument('--gamma', type=int, help='by default, if it pays')
   parser.add_argument('--learning_rate', type=float, default=1e-3)
+  parser.add_argument(
+    '--beta', type=float, default=0.0, help='weight of the KL from the start'
+  )
   parser.add_argument('--output', type=Path, default=Path('out/rollouts.jsonl'))
-  args = parser.parse_args()
+  parser.add_argument(
+    '--results', type=Path, help='folder of the summary, if another than that'
+  )
+  args = parser.parse_args(argv)
+  folder = args.results or args.output.parent
+  run = functools.partial(measure, args, folder)
+  report.measure((MODULE, argv), folder, summary.NAME, TITLE, run)
+
+
+def measure(args: argparse.Namespace, folder: Path) -> Table:
+  """Trains with each engine and seed, and sums up what was written."""
   make = toy if args.model == 'toy' else lambda: pretrained(args.model)
   args.output.parent.mkdir(parents=True, exist_ok=True)
+  rows = list[Cells]()
 
-  def write(row: dict) -> None:
+  def write(row: Cells) -> None:
     line = json.dumps({'model': args.model} | row)
     print(line, flush=True)
     with args.output.open('a') as file:
       file.write(line + '\n')
+    rows.append(row)
 
   engines = ENGINES[1:] if args.pairs else ENGINES
   for seed in range(args.seeds):
     for engine in engines if seed % 2 == 0 else engines[::-1]:
       train(engine, make, args, seed, write)
+  return summary.table(rows, folder)
 
 
 if __name__ == '__main__':
