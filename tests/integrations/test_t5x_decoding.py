@@ -88,6 +88,23 @@ def test_forced_tokens_stand_at_their_places(target, drafter):
   assert found[0, [0, 2, 4]].tolist() == [5, 6, 3]
 
 
+@pytest.mark.parametrize('drafter', ['prompt_lookup', 'none'])
+def test_forced_tokens_stand_whatever_processors_say(target, drafter):
+  told = {
+    # An EOS too, so that no row ends.
+    'suppress_tokens': [2, EOS],
+    'no_repeat_ngram_size': 2,
+    'forced_decoder_ids': [[4, 5]],
+  }
+  tokens, counts = _decoded(target, drafter=drafter, gamma=2, **told)
+  assert not counts['has_nan'].any()
+  np.testing.assert_array_equal(np.where(INPUTS, tokens, 0), INPUTS)
+  # Between them, processors count.
+  free = tokens[np.equal(INPUTS, 0)]
+  assert not {2, EOS} & {*free.tolist()}
+  assert tokens[:, 4].tolist() == [5, 4, 5, 2]
+
+
 @pytest.fixture(scope='module')
 def plain(target):
   """Plain decoding through the plug-in."""

@@ -17,7 +17,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DraftModel
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
-from specdec_jax.base import Array, LanguageModel, Params, Prompt
+from specdec_jax.base import Array, LanguageModel, Params, Processors, Prompt
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import contract, t5_networks
@@ -98,8 +98,9 @@ def decode(
   The draft model's parameters are at `params['draft']`; keys are raw, typed, or
   None for the seed 0. A row has at most `max_len` tokens with its start token.
   `forced` tokens, int32 `[B, <= max_len]`, stand where they are not 0, beyond
-  the prompt as well. Raises ValueError if the parameters are not those of the
-  networks, or gamma is beyond what a row can hold.
+  the prompt as well, whatever processors say. Raises ValueError if the
+  parameters are not those of the networks, or gamma is beyond what a row can
+  hold.
   """
   joined, gamma = _params(params, decoder), decoder.drafter.gamma
   if gamma > max_len - 1:
@@ -118,6 +119,9 @@ def decode(
   limits = jnp.full_like(prompt.decoder_lengths, max_len)
   prompt = dataclasses.replace(prompt, max_lengths=limits)
   prompt = process([0] * limits.size, prompt)
+  if forced is not None and prompt.processors is not None:
+    rows = _let_stand(prompt.processors, forced, eos_id=eos_id)
+    prompt = dataclasses.replace(prompt, processors=rows)
   key = jax.random.key(0) if rng_key is None else rng_key
   with _mesh_of_t5x():
     output = speculative.generate(
@@ -306,6 +310,22 @@ def _force(
     return jnp.where(following[..., None] != 0, one_hot, logits), cache
 
   return model._replace(extend=extend)
+
+
+def _let_stand(rows: Processors, tokens: Array, *, eos_id: int) -> Processors:
+  """Returns processors after which `tokens` of `_force`, int32 `[B, S]`, stand
+  even so: at their places they are the ids that are forced, and no others."""
+  never = jnp.int32(jnp.iinfo(jnp.int32).max)
+  places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+  due = jnp.where(tokens != 0, places, never)
+  is_taken = jnp.any(rows.forced_at[:, :, None] == due[:, None, :], axis=-1)
+  others = jnp.where(is_taken, never, rows.forced_at)
+  seen = jnp.where(tokens == eos_id, _STAND_IN, tokens)
+  return dataclasses.replace(
+    rows,
+    forced=jnp.concatenate([rows.forced, seen], axis=1),
+    forced_at=jnp.concatenate([others, due], axis=1),
+  )
 
 
 def _mesh_of_t5x() -> Any:
