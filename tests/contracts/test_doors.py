@@ -4,7 +4,8 @@ All drafters are decoded with one lossless rule, and all rules with one drafter,
 guesses at random, which are mostly wrong: a rule does not know which drafter it
 is.
 Flags, gin files and `specdec_jax.generate` decode each of these cases, and
-`specdec_jax.stream` the draft model's. T5X's door has a test of its own.
+`specdec_jax.stream` the draft model's. T5X's `decode_fn`, on stand-ins for
+T5X's objects, decodes those that say how logits are changed.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import pathlib
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,20 +24,26 @@ pytest.importorskip('safetensors')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
+import gin
+
 import specdec_jax
-from specdec_jax.assembly import packing, running
+from specdec_jax.assembly import packing, running, sampling
+from specdec_jax.assembly.constraints import Constraint
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import formats, huggingface, safetensors_model
 from specdec_jax.decoding import speculative
+from specdec_jax.integrations import t5x
+from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import families
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.text import vocabulary_files
 from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs, tiny
+from tests.integrations.test_t5x_protocol import Model, Sizes
 
 TEXTS = (
   'live ten dog eight yes jumps then.',
@@ -75,8 +83,36 @@ RULE_OPTIONS = {
   'speculative_sampling': ({}, {'lenience': 0.01}, 1.0),
   'greedy': ({}, {'lenience': 0.001}, 0.0),
   'block': ({}, {}, 1.0),
-  'top_beta': ({'beta': 1}, {'beta': 8, 'tau': 9.0}, 0.0),
+  'top_beta': ({'beta': 1}, {'beta': 16, 'tau': 9.0}, 0.0),
 }
+# How logits are changed, by the names of every door. The first token can be
+# forced, or some kept from it, and `min_new_tokens` hides `min_length`.
+WAYS = {
+  'usual': {},
+  'processors': {
+    'repetition_penalty': 1.2,
+    'presence_penalty': -0.3,
+    'frequency_penalty': -0.3,
+    'no_repeat_ngram_size': 2,
+    'encoder_repetition_penalty': 1.5,
+    'encoder_no_repeat_ngram_size': 2,
+    'min_new_tokens': 5,
+    'logit_bias': {1: 2.5, 55: 2.0},
+    'sequence_bias': [[[12, 34], -6.0], [[42], 4.0]],
+    'suppress_tokens': [17],
+    'begin_suppress_tokens': [34],
+    'bad_words_ids': [[55, 38]],
+    'forced_eos_token_id': 11,
+    'forced_decoder_ids': [[3, 12]],
+  },
+  'forced': {'forced_bos_token_id': 9, 'min_length': 7, 'logit_bias': {1: 4.0}},
+  'drawn': {'top_k': 10, 'top_p': 0.9, 'min_p': 0.08, 'typical_p': 0.6},
+}
+T5X_IMPORTS = (
+  'from __gin__ import dynamic_registration',
+  'from specdec_jax.integrations import t5x',
+)
+T5X_FN = 't5x.speculative_decode'
 
 
 class Case(NamedTuple):
@@ -87,6 +123,7 @@ class Case(NamedTuple):
   rule: str = LOSSLESS
   options: tuple[tuple[str, object], ...] = ()
   temperature: float = 0.0
+  way: str = 'usual'
 
 
 class Found(NamedTuple):
@@ -131,7 +168,8 @@ def case_of_rule(name: str, options, temperature: float) -> Case:
 def folder(tmp_path_factory) -> pathlib.Path:
   """A T5 with T5X's vocabulary, and a folder for each drafter with weights."""
   folder = tmp_path_factory.mktemp('doors')
-  config = toy_t5.config(128)
+  # T5X has these buckets alone.
+  config = toy_t5.config(128, relpos_num_buckets=32, relpos_max_distance=128)
   params = toy_t5.params(config, seed=0)
   noise = toy_t5.params(config, seed=1)
   # Padded further, with likely tokens: every door has to leave them out.
@@ -207,6 +245,7 @@ def flags(folder: pathlib.Path, case: Case) -> list[str]:
     for name in options_of(choice):
       if name in options:
         given[f'--{name}'] = options[name]
+  given |= {f'--{name}': value for name, value in WAYS[case.way].items()}
   return [
     str(each)
     for flag, value in given.items()
@@ -245,6 +284,7 @@ class Doors:
       'Decoding.batch_size': len(TEXTS),
       'Decoding.temperature': case.temperature,
     }
+    bindings |= {f'Decoding.{n}': x for n, x in WAYS[case.way].items()}
     if 'ngram_text' in options:
       bindings['DRAFTER_TEXT'] = repr(options['ngram_text'])
     if (self.folder / case.drafter).exists():
@@ -295,6 +335,36 @@ class Doors:
     assert text == end.text
     return [found(text, end.statistics, end.tokens)]
 
+  def t5x(self, case: Case) -> list[tuple[int, ...]]:
+    """The tokens of T5X's `decode_fn`, as gin binds it."""
+    decoder = self.load(case)
+    settings = running.DecodeSettings(
+      max_new_tokens=NUM_NEW, batch_size=len(TEXTS)
+    )
+    [batch] = packing.pack(decoder, TEXTS, settings)
+    # The vocabulary is T5X's to know, where a network is padded beyond it.
+    told, num_ids = WAYS[case.way], decoder.config.vocab_size
+    padding = range(decoder.target_info.vocab_size, num_ids)
+    bindings = {'drafter': case.drafter, 'temperature': case.temperature}
+    bindings |= fields_of(self.folder, case) | told
+    bindings['suppress_tokens'] = [*told.get('suppress_tokens', ()), *padding]
+    lines = [f'{T5X_FN}.{name} = {x!r}' for name, x in bindings.items()]
+    gin.clear_config(clear_constants=True)
+    gin.parse_config([*T5X_IMPORTS, *lines])
+    model = Model(Sizes(vocab_size=num_ids))
+    params = toy_t5.params(t5_networks.config_of(model.module), seed=0)
+    decode = jax.jit(
+      lambda params, read: gin.get_configurable(t5x.speculative_decode)(
+        jnp.zeros((len(TEXTS), NUM_NEW), jnp.int32),
+        cache={},
+        tokens_to_logits=model.step(params, read),
+        eos_id=1,
+      )[0]
+    )
+    read = batch.prompt.encoder_tokens[: len(TEXTS)]
+    tokens = decode(params, read)[:, 0]
+    return [tuple(row[row != 0].tolist()) for row in np.asarray(tokens)]
+
   def load(self, case: Case):
     """The decoder of a case."""
     if case not in self._decoders:
@@ -306,6 +376,7 @@ class Doors:
         verification=case.rule,
         temperature=case.temperature,
         **fields_of(self.folder, case),
+        **WAYS[case.way],
       )
     return self._decoders[case]
 
@@ -411,6 +482,47 @@ def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
     assert num_accepted(expected) > num_accepted(doors('python', strict, capfd))
   if temperature:
     assert [each.tokens for each in expected] != [each.tokens for each in plain]
+
+
+def case_of_way(way: str, drafter: str) -> Case:
+  drawn = {'rule': 'speculative_sampling', 'temperature': 1.0}
+  changes = drawn if way == 'drawn' else {}
+  return case_of_drafter(drafter, way=way, **changes)
+
+
+@slow.parametrize('way', sorted({*WAYS} - {'usual'}), now=['processors'])
+def test_all_doors_change_logits_in_the_same_way(way, doors, capfd):
+  case = case_of_way(way, STREAMED)
+  expected = doors('python', case, capfd)
+  for door in ('stream', 'flags', 'gin'):
+    check_same(door, doors(door, case, capfd), expected)
+  assert num_accepted(expected)
+  tokens = [each.tokens for each in expected]
+  if not case.temperature:
+    plain = doors('python', case_of_way(way, PLAIN), capfd)
+    assert tokens == [each.tokens for each in plain]
+  # Those of a decoder that is told them with its texts. A door that drops one
+  # would be seen: each changes a text.
+  decoder, told = doors.load(case._replace(way='usual')), WAYS[way]
+  usual = {'max_new_tokens': NUM_NEW, 'batch_size': len(TEXTS)}
+  for name in (None, *told):
+    kept = {key: value for key, value in told.items() if key != name}
+    made = specdec_jax.generate(decoder, TEXTS, **usual, **kept)
+    assert ([each.tokens for each in made] == tokens) == (name is None), name
+
+
+def test_there_is_no_other_way():
+  """A new setting of how tokens are drawn needs a place in `WAYS`."""
+  grammars = {field.name for field in dataclasses.fields(Constraint)}
+  told = {name for way in WAYS.values() for name in way}
+  assert told == {*sampling.NAMES} - grammars - {'temperature'}
+
+
+@slow.parametrize('way', sorted({*WAYS} - {'usual'}), now=['processors'])
+def test_gin_tells_t5x_the_same_ways(way, doors, capfd):
+  case = case_of_way(way, 'prompt_lookup')
+  expected = doors('python', case, capfd)
+  assert doors.t5x(case) == [each.tokens for each in expected]
 
 
 @slow.parametrize(

@@ -153,10 +153,14 @@ def test_the_plug_ins_own_sampling_counts_first(parse, kind):
     'decoding.temperature_sample.topk = 0',
     'decoding.temperature_sample.topp = 0.9',
     f'{PLUGIN[kind]}.temperature = 0.25',
+    f'{PLUGIN[kind]}.bad_words_ids = [[5], [7, 8]]',
+    f'{PLUGIN[kind]}.logit_bias = {{5: -2.5}}',
   )
   sampling = parse(kind, *lines)('MODEL').decoder.sampling
   assert (sampling.temperature, sampling.top_k) == (0.25, None)
   assert sampling.top_p == 0.9
+  assert sampling.bad_words_ids == [[5], [7, 8]]
+  assert sampling.logit_bias == {5: -2.5}
 
 
 def test_sampling_of_the_model_files_as_they_are(parse):
