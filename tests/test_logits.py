@@ -113,9 +113,40 @@ def test_ties_at_the_limit_are_all_kept():
     (logits.keep_top_k, 2),
     (logits.keep_top_p, 0.8),
     (logits.keep_min_p, math.exp(-2)),
+    # The entropy is 0.8, and surprises are 0.28, 2.28 and 3.28.
+    (logits.keep_typical_p, 0.8),
   ):
     kept = np.isfinite(keep(scores, value))
     np.testing.assert_array_equal(kept, [True, True, True, False])
+
+
+def typical_of_transformers(scores: np.ndarray, mass: float) -> np.ndarray:
+  """The formula of transformers' `TypicalLogitsWarper`, in float64: which of
+  scores `[N, V]` stay, bool."""
+  weights = np.exp(scores.astype(np.float64))
+  probs = weights / weights.sum(-1, keepdims=True)
+  with np.errstate(divide='ignore', invalid='ignore'):
+    log_probs = np.log(probs)
+    entropy = -np.nansum(log_probs * probs, -1, keepdims=True)
+  shifted = np.abs(-log_probs - entropy)
+  order = np.argsort(shifted, axis=-1)
+  cumulative = np.cumsum(np.take_along_axis(probs, order, -1), axis=-1)
+  # The first with which the mass is reached, and all that are tied with it.
+  last = np.minimum((cumulative < mass).sum(-1), scores.shape[-1] - 1)
+  most = np.take_along_axis(np.sort(shifted, -1), last[:, None], -1)
+  return (shifted <= most) & (probs > 0)
+
+
+@pytest.mark.parametrize('mass', [0.05, 0.2, 0.5, 0.8, 0.95])
+def test_typical_p_is_that_of_transformers(mass):
+  """With ties in most rows, and ids that other limits ruled out."""
+  rng = np.random.default_rng(3)
+  scores = rng.integers(-12, 12, (400, 24)).astype(np.float32) / 4
+  scores[::2] += rng.normal(size=(200, 24)).astype(np.float32)
+  scores[::3, ::4] = -math.inf
+  kept = np.isfinite(logits.keep_typical_p(jnp.asarray(scores), mass))
+  expected = typical_of_transformers(scores, mass)
+  np.testing.assert_array_equal(kept, expected)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +194,8 @@ def test_half_precision_is_widened_first():
 
 def test_nan_is_not_hidden():
   scores = jnp.array([1.0, jnp.nan, 0.0])
-  for settings in ({}, {'top_k': 2}, {'top_p': 0.9}, {'min_p': 0.1}):
+  limits = {'top_k': 2}, {'top_p': 0.9}, {'min_p': 0.1}, {'typical_p': 0.9}
+  for settings in ({}, *limits):
     assert np.isnan(logits.standardize(**settings)(scores)).any()
 
 
@@ -178,6 +210,7 @@ def test_nan_is_not_hidden():
     ({'top_k': 2.5}, 'top_k.*got 2.5'),
     ({'top_p': 0.0}, 'top_p.*got 0.0'),
     ({'top_p': 1.1}, 'top_p must'),
+    ({'typical_p': 0.0}, 'typical_p.*got 0.0'),
     ({'min_p': 1.5}, 'min_p.*got 1.5'),
     ({'min_p': float('nan')}, 'min_p must'),
     ({'vocab_size': 0}, 'vocab_size must'),
