@@ -12,6 +12,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import audit
+from specdec_jax.assembly import sampling
 from specdec_jax.integrations import tunix as ours
 from tests import goodness_of_fit, slow
 
@@ -304,6 +305,10 @@ def test_eos_tokens_and_long_prompts(model, rollout):
     ({'tensor_parallel_size': 2}, 'tensor_parallel_size'),
     ({'rollout_vllm_server_mode': True}, 'rollout_vllm_server_mode'),
     ({'rollout_sglang_jax_kwargs': {'a': 1}}, 'rollout_sglang_jax_kwargs'),
+    (
+      {'rollout_vllm_sampling_kwargs': {'repetition_penalty': 1.5}},
+      'rollout_vllm_sampling_kwargs',
+    ),
     ({'top_p': 1.5}, 'top_p'),
     ({'temperature': -1.0}, 'temperature'),
     ({'max_tokens_to_generate': 0}, 'max_tokens_to_generate'),
@@ -347,6 +352,10 @@ def test_refused_arguments(model):
     engine(model, gamma='auto')
   with pytest.raises(ValueError, match='leave dtype, top_k, typical_p out'):
     engine(model, top_k=5, typical_p=0.5, dtype='float32')
+  # A RolloutConfig has no words for processors.
+  for name in sampling.NAMES:
+    with pytest.raises(ValueError, match=f'RolloutConfig: leave {name} out'):
+      engine(model, **{name: 1})
   with pytest.raises(ValueError, match='no prompts'):
     engine(model).generate([], Config())
   with pytest.raises(ValueError, match='nothing is known of a'):
