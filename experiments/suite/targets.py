@@ -175,6 +175,7 @@ class Target:
     }
     self.alone = self.plain[settings.dtype]
     self.weights: dict[Model, Any] = {}
+    self.num_cells = 0  # So far.
 
   def prompts(
     self, sets: Mapping[str, Sequence[Example]]
@@ -227,8 +228,9 @@ class Target:
         if not path.exists():
           batches = self._batches(ids[name], width, batch_size)
           programs = programs or self._compile(batches[0], temperature)
-          rows = self._rows(programs, batches, setting)
+          rows = self._rows(programs, batches, setting, len(ids))
           table.write_text(path, json.dumps(rows, indent=1))
+        self.num_cells += 1
         found[name] = json.loads(path.read_text(encoding='utf-8'))
     return [row for name in ids for row in found[name]]
 
@@ -341,10 +343,13 @@ class Target:
     programs: Programs,
     batches: Sequence[Prompt],
     setting: Mapping[str, Any],
+    num_categories: int,
   ) -> list[Cells]:
-    """Measures a cell."""
+    """Measures a cell, one of the target's in as many categories."""
     settings, baseline = self.settings, programs.baseline
-    title = f'{self.name}, {setting["category"]}'
+    num_ways = len(settings.temperatures) * len(settings.batch_sizes)
+    done = f'{self.num_cells} of {num_ways * num_categories} cells done'
+    title = f'{self.name}, {setting["category"]} ({done})'
     found = self._compare(programs, programs.ways, batches, title)
     choosing, others = auto.halves(batches)
     if settings.is_auto and others:

@@ -19,14 +19,18 @@ Tokens = tuple[int, ...]
 
 
 def engine(
-  decoder: Decoder, texts: Sequence[Text], settings: DecodeSettings
+  decoder: Decoder,
+  texts: Sequence[Text],
+  settings: DecodeSettings,
+  advance: Callable[[int], None] = lambda num_drawn: None,
 ) -> tuple[
   Callable[[Tokens, int, int], list[list[int]]], Callable[[Tokens], np.ndarray]
 ]:
   """Makes `sample` and `next_probs`, to which a prompt is a text's number.
 
   The probabilities are those of one call of the target without a draft, as the
-  decoder was told to sample. Raises as `packing.pack`.
+  decoder was told to sample; `advance` is told how many texts were drawn, for
+  all prompts together. Raises as `packing.pack`.
   """
 
   @functools.cache
@@ -42,6 +46,7 @@ def engine(
       for row in range(len(batch.texts)):
         new = output.tokens[row, starts[row] : output.lengths[row]]
         rows.append(new.tolist())
+      advance(len(batch.texts))
     return rows
 
   one_row = dataclasses.replace(settings, batch_size=1, num_devices=1)

@@ -13,6 +13,7 @@ import jax
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.launch import progress
 from specdec_jax.measure import stopwatch, trials
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.gamma_trials import ChosenGamma
@@ -117,19 +118,21 @@ def choose(
   settings: running.DecodeSettings,
   *,
   is_worth_it: bool = False,
+  title: str = '',
 ) -> tuple[ChosenGamma, list[tuple[Decoder, DecodeOutput]]]:
   """Chooses the gamma for batches of one shape, which the decoder then keeps.
 
   Also returns the outputs of the batches that were decoded to find it, each
   with its decoder. With `is_worth_it` a known choice is kept, and trials end
   where the batches are too few to repay them; otherwise all gammas are tried,
-  on the same batches repeatedly if they are few.
+  on the same batches repeatedly if they are few, with a bar that has a `title`.
   """
   key = settings.num_rows, settings.num_devices
   found: list[tuple[Decoder, DecodeOutput]] = []
   size = trials.num_batches_of_turn(settings.num_rows)
   waiting = itertools.cycle(batches)
   decodes: dict[int, Callable] = {}
+  tried = _tried(decoder, batches[0], settings)
 
   def decode(gamma: int) -> list[trials.Visit]:
     started = time.perf_counter()
@@ -142,20 +145,23 @@ def choose(
       output, visit = settings.call(functools.partial(decodes[gamma], batch))
       found.append((decoder.at(gamma), output))
       visits.append(visit)
+    bar.advance(1)
     first = dataclasses.replace(visits[0], compile_seconds=compile_seconds)
     return [first, *visits[1:]]
 
   before = known(decoder, batches[0], settings) if is_worth_it else None
-  choice = trials.choose(
-    _tried(decoder, batches[0], settings),
-    decode,
-    batch_size=settings.num_rows,
-    waits=True,
-    known=before,
-    is_worth=lambda num_turns: (
-      not is_worth_it or num_turns * size <= len(batches) - len(found)
-    ),
-  )
+  num_turns = trials.num_turns(tried)
+  with progress.bar(title, num_turns, is_shown=bool(title)) as bar:
+    choice = trials.choose(
+      tried,
+      decode,
+      batch_size=settings.num_rows,
+      waits=True,
+      known=before,
+      is_worth=lambda num_turns: (
+        not is_worth_it or num_turns * size <= len(batches) - len(found)
+      ),
+    )
   if before is not None or choice.tokens_per_second:
     decoder.gammas[key] = choice
   if before is None:

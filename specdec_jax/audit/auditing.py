@@ -15,7 +15,7 @@ NextProbs = Callable[[Tokens], np.ndarray]
 _MIN_VISITS = 100
 # The most prefixes for which the model is asked, per prompt and token; what
 # follows others is not tested.
-_MAX_PREFIXES = 2000
+MAX_PREFIXES = 2000
 
 
 def audit(
@@ -152,7 +152,7 @@ def _counted(
   groups = sorted(zip(*parts, strict=True), key=lambda part: -len(part[0]))
   rows: list[list[Cells]] = [[] for _ in range(len(tokens) + 1)]
   by_rank: dict[int, np.ndarray] = {}
-  for group, of_seed in groups[: _MAX_PREFIXES if len(joined) else 0]:
+  for group, of_seed in groups[: MAX_PREFIXES if len(joined) else 0]:
     prefix, after = group[0, :position].tolist(), group[:, position]
     probs = np.asarray(next_probs((*prompt, *prefix)), np.float64)
     # NaN is neither; shares that do not sum to 1 will do.
@@ -177,7 +177,7 @@ def _counted(
         by_rank[side] = by_rank.get(side, 0) + both[:, ranks]
   for side, ranked in by_rank.items():
     rows[side].append(pool(*ranked))
-  rare = [seeds[:0], *(of_seed for _, of_seed in groups[_MAX_PREFIXES:])]
+  rare = [seeds[:0], *(of_seed for _, of_seed in groups[MAX_PREFIXES:])]
   num_draws, num_rare = (
     [*np.bincount(of_seed, minlength=len(tokens)).tolist(), len(of_seed)]
     for of_seed in (seeds, np.concatenate(rare))

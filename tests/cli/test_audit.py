@@ -1,6 +1,7 @@
 """`specdec audit`: what users decode, against the target's own calls."""
 
 import json
+import re
 
 import pytest
 
@@ -78,3 +79,13 @@ def test_what_is_read_is_not_overwritten(audit, tmp_path):
 
 def test_greedy_tokens_are_for_bench(audit):
   assert_refused(audit('--temperature', '0'), 'bench')
+
+
+def test_how_far_it_is(audit, monkeypatch):
+  """Both bars end where they should."""
+  monkeypatch.setenv('SPECDEC_PROGRESS', '0.001')
+  err = audit('--num_draws', '64', '--top_k', '4').err
+  for title, total in ('drawing', '256'), ('comparing', r'\d+'):
+    found = re.findall(rf'{title}: (\d+) of ({total})(?:, | |\n)', err)
+    assert found, err
+    assert int(found[-1][0]) <= int(found[-1][1])

@@ -1,6 +1,7 @@
 """`specdec bench`: figures under their names."""
 
 import json
+import re
 
 import pytest
 
@@ -177,6 +178,7 @@ def test_auto_gamma_is_measured_first(
   bench, tmp_path, drafter, gammas, monkeypatch
 ):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setenv('SPECDEC_PROGRESS', '0.01')
   path = tmp_path / 'figures.json'
   result = bench(
     *('--gamma', 'auto', '--plain_dtypes', 'float32', '--json', path),
@@ -185,7 +187,9 @@ def test_auto_gamma_is_measured_first(
   assert result.status == 0, result
   figures = json.loads(path.read_text())
   choice = figures['auto']
-  assert result.err == f'specdec: {choice["sentence"]}\n'
+  assert f'specdec: {choice["sentence"]}\n' in result.err
+  # Four gammas, there and back again.
+  assert re.search(r'measuring gamma: [1-8] of 8, \S+ left\n', result.err)
   assert set(choice['tokens_per_second']) == {*gammas.split()}
   assert figures['gamma'] == choice['gamma'] <= int(gammas.split()[-1])
   if choice['gamma']:

@@ -41,7 +41,8 @@ def run(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
+def test_a_suite_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
+  monkeypatch.setenv('SPECDEC_PROGRESS', '0.01')
   model = tiny.write_model(tmp_path / 'suite', max_positions=512)
   sizes = toy_eagle.config(tiny.make_config(max_positions=512))
   head = tmp_path / 'eagle'
@@ -57,6 +58,8 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
   status, out, err = run(*argv)
   assert status == 0, err
   assert 'predicted' in out
+  assert 'maths (0 of 2 cells done): ' in err
+  assert 'random tokens (1 of 2 cells done): ' in err
   figures = json.loads((tmp_path / 'suite.json').read_text())
   assert 'do not fit: long input' in figures['notes'][0]
   rows = {(row['category'], row['drafter']): row for row in figures['rows']}

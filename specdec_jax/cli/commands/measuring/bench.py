@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
   chosen = None
   # From here on gamma is a number; for 0 there is nothing left to compare.
   if decoder.is_auto:
-    with progress.waiting('measuring gamma'):
-      chosen, _ = auto_gamma.choose(decoder, batches, settings)
+    title = 'measuring gamma'
+    chosen, _ = auto_gamma.choose(decoder, batches, settings, title=title)
     decoder = decoder.at(chosen.gamma)
     progress.say(chosen.sentence)
     if not chosen.gamma:
