@@ -17,12 +17,26 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import progress
 
 STANDARD_OUTPUT = '-'
+# By `Completion.finish_reason`.
+_ENDS = {
+  'stop': 'at EOS or a stop string',
+  'length': 'at the token limit',
+  'nan': 'as no token could be drawn',
+}
 
 
 def tell(sentence: str) -> None:
   """Says something on standard error, if that is a terminal."""
   if progress.is_watched():
     progress.say(sentence)
+
+
+def ending(reasons: Sequence[str]) -> str:
+  """Says how texts ended, from their `Completion.finish_reason`."""
+  counts = {x: reasons.count(x) for x in _ENDS if x in reasons}
+  if len(reasons) == 1:
+    return f'ended {_ENDS[reasons[0]]}'
+  return ', '.join(f'{n} ended {_ENDS[x]}' for x, n in counts.items())
 
 
 def check(

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip('jinja2')
 
+from specdec_jax.launch import progress
 from tests.cli import tiny
 
 OPTIONS = '--drafter', 'prompt_lookup', '--gamma', '2', '--max_new_tokens', '8'
@@ -40,3 +41,11 @@ def test_a_full_context_is_said(say):
   result = say('in the ab ' * 200)
   assert result.status == 2
   assert 'context' in result.err
+
+
+def test_how_an_answer_ended_is_said(say, monkeypatch):
+  monkeypatch.setattr(progress, 'is_watched', lambda: True)
+  result = say('ab\n')
+  assert 'the answer ended at the token limit, after 8 tokens' in result.err
+  result = say('ab\n', '--stop', result.out[2:4])
+  assert 'the answer ended at EOS or a stop string' in result.err

@@ -10,6 +10,7 @@ import pytest
 
 from specdec_jax.cli import outputs
 from specdec_jax.cli.commands.decoding import generate as command
+from specdec_jax.launch import progress
 from specdec_jax.measure import trials
 from specdec_jax.theory.gamma_trials import ChosenGamma
 from specdec_jax.trace import recording, storage
@@ -519,3 +520,19 @@ def test_a_file_has_one_writer(run, model, tmp_path):
       tiny.assert_refused(result, 'is writing', str(path))
     assert run('generate', *usual, '--json', '/dev/null').status == 0
   assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_line_says_how_texts_ended(run, model, monkeypatch, tmp_path):
+  monkeypatch.setattr(progress, 'is_watched', lambda: True)
+  usual = ('generate', '--model', model, '--max_new_tokens', '8')
+  told = run(*usual, '--prompt', 'ab')
+  assert told.err.endswith(' tokens/s; ended at the token limit\n')
+  path = tmp_path / 'prompts.jsonl'
+  path.write_text(
+    json.dumps({'prompt': 'ab'}) + '\n'
+    + json.dumps({'prompt': 'ab', 'stop': [told.out[1:3]]}) + '\n'
+  )  # fmt: skip
+  told = run(*usual, '--prompts', path)
+  expected = '; 1 ended at EOS or a stop string, 1 ended at the token limit\n'
+  assert told.err.endswith(expected)
+  assert outputs.ending(['nan']) == 'ended as no token could be drawn'

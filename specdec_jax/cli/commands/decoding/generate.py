@@ -129,6 +129,7 @@ def _decode(
   hidden = decoder.vocabulary.special_ids
   stream = functools.partial(terminal.streamer, screen, hidden_ids=hidden)
   has_failed, statistics, started = False, [], time.perf_counter()
+  reasons: list[str] = []
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
     for batch in batches:
       records: list[Record] = []
@@ -158,13 +159,15 @@ def _decode(
         scored = log_probs.of_batch(decoder, batch, output, settings)
         for result in _results(args, decoder, batch, output, scored):
           write_json(result)
+          reasons.append(result['finish_reason'])
           if shows_text and not is_colored:
             print(result['text'], flush=True)
           if error := result.get('error'):
             has_failed = True
             progress.say(f'error: {error}')
   if progress.is_watched():
-    print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
+    seconds = time.perf_counter() - started
+    print(_note(statistics, reasons, seconds), file=sys.stderr)
   return 2 if has_failed else 0
 
 
@@ -223,7 +226,9 @@ def _results(
     }
 
 
-def _note(statistics: Sequence[Statistics], seconds: float) -> str:
+def _note(
+  statistics: Sequence[Statistics], reasons: Sequence[str], seconds: float
+) -> str:
   total = metrics.joined(statistics)
   rates, num_tokens = metrics.rates(total), int(total.num_tokens.sum())
   num_runs = int(total.num_target_runs.sum())
@@ -232,4 +237,5 @@ def _note(statistics: Sequence[Statistics], seconds: float) -> str:
     parts.append(f'{rates.block_efficiency:.2f} per run')
   if rates.alpha is not None:
     parts.append(f'alpha {rates.alpha:.2f}')
-  return ', '.join([*parts, f'{num_tokens / seconds:.1f} tokens/s'])
+  parts.append(f'{num_tokens / seconds:.1f} tokens/s')
+  return f'{", ".join(parts)}; {outputs.ending(reasons)}'
