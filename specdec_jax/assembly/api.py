@@ -198,7 +198,7 @@ def generate(
   tools: Sequence[Mapping[str, Any]] | None = None,
   batch_size: int = 1,
   seed: int | Sequence[int] = 0,
-  stop: Sequence[str] | Sequence[Sequence[str]] = (),
+  stop: Sequence[str] | Sequence[Sequence[str] | None] | None = None,
   num_devices: int = 1,
   top_logprobs: int | None = None,
   **processors: Any,
@@ -221,7 +221,8 @@ def generate(
     batch_size: texts decoded at once; programs are for 1, 2, 4, 8, ... rows.
     seed: of all draws; each text has draws of its own. With a list of seeds,
       each text gets the same draws as if it were decoded alone.
-    stop: strings that end a text.
+    stop: strings that end a text; None for the model's own, which its
+      generation_config.json states, and () for none.
     num_devices: devices that share the rows of a batch.
     top_logprobs: how many of the likeliest tokens completions list for each
       position, with log-probabilities before and after processors and limits;
@@ -317,7 +318,7 @@ def stream(
   system: str | None = None,
   tools: Sequence[Mapping[str, Any]] | None = None,
   seed: int = 0,
-  stop: Sequence[str] = (),
+  stop: Sequence[str] | None = None,
   **options: Any,
 ) -> Stream:
   """Continues one text, piece by piece: an iteration of the loop at a time.

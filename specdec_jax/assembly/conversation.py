@@ -46,7 +46,7 @@ class Conversation:
     system: str | None = None,
     max_new_tokens: int = 512,
     seed: int = 0,
-    stop: Sequence[str] = (),
+    stop: Sequence[str] | None = None,
     call: running.Call = operator.call,
   ):
     """Begins a conversation; nothing is compiled yet.
@@ -56,7 +56,7 @@ class Conversation:
       system: the system's message, before all others.
       max_new_tokens: per answer, at most; less where the context ends.
       seed: of all draws.
-      stop: strings that end an answer.
+      stop: strings that end an answer; None for the model's own.
       call: calls what takes long, see `DecodeSettings`.
 
     Raises:

@@ -26,6 +26,7 @@ from specdec_jax.drafters import Pool
 from specdec_jax.launch import agreement
 from specdec_jax.measure import exact_bits as exact_bits_lib
 from specdec_jax.models import families
+from specdec_jax.text.stop_strings import split_stops
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
@@ -47,6 +48,7 @@ class Decoder:
     exact_bits: whether each target call is as wide as the longest draft, so
       that no bit of a row depends on what was drafted.
     is_plain: whether, with `exact_bits`, no draft counts.
+    stop: the model's own strings that end a text, unless others are given.
     programs: what was compiled, by parts, shapes and devices.
     gammas: what was measured for `Auto`, by rows and devices of a batch.
     others: the decoders of `at`, by gamma, and that of `sampled`, by None.
@@ -62,6 +64,7 @@ class Decoder:
   params: Params = dataclasses.field(repr=False)
   exact_bits: bool = False
   is_plain: bool = False
+  stop: tuple[str, ...] = ()
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
     default_factory=dict, repr=False
   )
@@ -255,17 +258,20 @@ def outline(
     if not exact_bits:
       needs, what = 'a rule that is not lossless', 'texts depend on gamma'
     raise ValueError(f'{needs} needs a gamma that is a number: {what}')
-  if not (is_dry_run or model.is_random):
+  vocabulary = None if is_dry_run else models.read_vocabulary(model, config)
+  stop: tuple[str, ...] = ()
+  if vocabulary is not None and not model.is_random:
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
     sampling = sampling.with_defaults(*huggingface.stated(path))
+    stop, vocabulary = split_stops(huggingface.read_stops(path), vocabulary)
   target_info = Target(
     name=model.checkpoint,
     config=config,
-    vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
+    vocabulary=vocabulary,
     sampling=sampling,
   )
-  return assembled(
+  made = assembled(
     model,
     target_info,
     drafter=drafter,
@@ -273,6 +279,7 @@ def outline(
     length=length,
     exact_bits=exact_bits,
   )
+  return dataclasses.replace(made, stop=stop)
 
 
 def assembled(

@@ -118,7 +118,10 @@ def pack(
     columns = np.resize(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)
     )
-    stops = tuple(tuple(each.stop) for each in repeat(own)[part])
+    stops = tuple(
+      decoder.stop if each.stop is None else tuple(each.stop)
+      for each in repeat(own)[part]
+    )
     keys = row_keys(*columns.T)
     made.append(
       dataclasses.replace(batch, prompt=prompt, stops=stops, keys=keys)
@@ -133,7 +136,7 @@ def encoded(
   own: Sequence[DecodeSettings],
 ) -> list[list[int]]:
   """Returns the tokens of texts, each with its settings; raises as `pack`."""
-  for stops in {tuple(each.stop) for each in own}:
+  for stops in {tuple(each.stop or ()) for each in own}:
     stop_strings.check_vocabulary(stops, decoder.vocabulary)
   limit = decoder.max_positions
   rows = prompts.encode(

@@ -48,8 +48,9 @@ class DecodeSettings(Options):
   """The settings of a decode, beside its decoder; see `api.generate`.
 
   `texts` has settings of single texts, by the names of `PER_TEXT`, for all
-  texts or for none; `call` calls whatever takes long. Raises ValueError if a
-  number is out of range, a string is empty, or two settings do not go together.
+  texts or for none; `stop` is None for the decoder's own; `call` calls whatever
+  takes long. Raises ValueError if a number is out of range, a string is empty,
+  or two settings do not go together.
   """
 
   max_new_tokens: int
@@ -58,7 +59,7 @@ class DecodeSettings(Options):
   chat: bool = False
   system: str | None = None
   seed: int = 0
-  stop: Sequence[str] = ()
+  stop: Sequence[str] | None = ()
   num_devices: int = 1
   top_logprobs: int | None = None
   texts: Sequence[Mapping[str, Any]] = ()
@@ -79,10 +80,11 @@ class DecodeSettings(Options):
         f'{self.num_devices} devices (num_devices)'
       )
     # An iterator would be empty once its strings are checked.
-    if isinstance(self.stop, str) or not isinstance(self.stop, Collection):
-      kind = 'a string' if isinstance(self.stop, str) else repr(self.stop)
+    stops = () if self.stop is None else self.stop
+    if isinstance(stops, str) or not isinstance(stops, Collection):
+      kind = 'a string' if isinstance(stops, str) else repr(stops)
       raise ValueError(f'stop is {kind}: give a list of strings')
-    for stop in self.stop:
+    for stop in stops:
       if not isinstance(stop, str) or not stop:
         raise ValueError(f'a stop string is empty, or no string: {stop!r}')
 

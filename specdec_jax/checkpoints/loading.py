@@ -179,7 +179,7 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
   what is lost where the model is converted."""
   known = huggingface.NOT_HONOURED
   if is_converted:
-    known = known | huggingface.HONOURED
+    known = known | huggingface.HONOURED | huggingface.STOPS
   file, found = huggingface.stated(path, known)
   # Each as `sequence_bias [...]`.
   said = sorted(f'{key} {reprlib.repr(x)}' for key, x in found.items())

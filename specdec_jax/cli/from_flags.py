@@ -142,7 +142,8 @@ def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Makes the settings of a decode."""
   # The decoder's sampling has the same flags: settings say nothing of them.
   own = dict.fromkeys(field_names(Sampling))
-  own |= {'stop': getattr(args, 'stop', None) or ()}
+  # Of commands without the flag, no string ends a text.
+  own |= {'stop': getattr(args, 'stop', ())}
   return named(running.DecodeSettings, args, call=progress.interruptible, **own)
 
 

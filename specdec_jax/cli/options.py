@@ -47,7 +47,8 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
   'stop': {
     'metavar': 'TEXT',
     'action': 'append',
-    'help': 'end a text before the first occurrence of TEXT; may be repeated',
+    'help': 'end a text before the first occurrence of TEXT; may be repeated; '
+    "without it, the model's own stop_strings do",
   },
 }
 

@@ -117,6 +117,11 @@ def _advise(job: Job, task: Task) -> None:
   is_plain = lambda choice: isinstance(choice, NoDrafter)
   if is_plain(job.decoder.choice) and not is_plain(job.decoding.make_drafter()):
     _say('beams have no drafts, which seldom pay: give gamma to have them')
+  if job.decoder.stop:
+    _say(
+      f'the model has stop_strings {[*job.decoder.stop]}, and infer decodes '
+      'on behind them: generate ends texts there'
+    )
   # Most models that follow instructions end such a text at once.
   if job.layout.vocabulary.chat_template is not None:
     first = next(task.read(), None)

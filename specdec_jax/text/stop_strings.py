@@ -38,6 +38,22 @@ def check_vocabulary(stops: Sequence[str], vocabulary: AnyVocabulary) -> None:
       )
 
 
+def split_stops(
+  stops: Sequence[str], vocabulary: AnyVocabulary
+) -> tuple[tuple[str, ...], AnyVocabulary]:
+  """Returns those of a model's own strings that are text, and a vocabulary
+  that ends texts at the others too, which are special tokens of it."""
+  texts, eos_ids = [], [*vocabulary.eos_ids]
+  for stop in stops:
+    ids = vocabulary.encode(stop, add_special_tokens=False)
+    if len(ids) == 1 and ids[0] in vocabulary.special_ids:
+      eos_ids += ids
+    else:
+      texts.append(stop)
+  ends = tuple(dict.fromkeys(eos_ids))
+  return tuple(texts), dataclasses.replace(vocabulary, eos_ids=ends)
+
+
 def read_on(
   vocabulary: AnyVocabulary,
   stops: Sequence[str],

@@ -353,7 +353,7 @@ def test_a_character_of_several_tokens_is_shown_whole():
     (['ab'], {'stop': 'ab'}, 'stop is a string'),
     (['ab'], {'stop': ['']}, 'stop.*empty'),
     (['ab'], {'stop': ['a', None]}, 'stop.*None'),
-    (['ab'], {'stop': None}, 'stop is None'),
+    (['ab'], {'stop': 3}, 'stop is 3'),
     (['ab'], {'stop': iter(['a'])}, 'stop is .*iterator'),
     (['ab'], {'seed': 1.0}, 'seed should be an integer'),
     (['ab'], {'stop': ['<|im_end|>']}, r"'<\|im_end\|>'"),

@@ -796,14 +796,18 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
 
 def test_a_split_without_examples_is_no_news(capsys):
   job = types.SimpleNamespace(
-    decoder=types.SimpleNamespace(choice=None),
+    decoder=types.SimpleNamespace(choice=None, stop=()),
     decoding=types.SimpleNamespace(make_drafter=lambda: None),
     layout=types.SimpleNamespace(
       vocabulary=types.SimpleNamespace(chat_template='{{ messages }}')
     ),
   )
-  infer._advise(job, tasks.Task(name='none', read=lambda: iter(())))
+  none = tasks.Task(name='none', read=lambda: iter(()))
+  infer._advise(job, none)
   assert not capsys.readouterr().err
+  job.decoder.stop = ('END',)
+  infer._advise(job, none)
+  assert "stop_strings ['END']" in capsys.readouterr().err
 
 
 def test_memory_is_that_of_a_device_of_this_process():

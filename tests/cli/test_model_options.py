@@ -116,8 +116,8 @@ def test_a_revision_of_a_repository(
   [
     (
       'generation_config.json',
-      {'penalty_alpha': 0.6, 'stop_strings': [*range(99)]},
-      'penalty_alpha 0.6, stop_strings [0, 1, 2, 3, 4, 5, ...]: ',
+      {'penalty_alpha': 0.6, 'watermarking_config': [*range(99)]},
+      'penalty_alpha 0.6, watermarking_config [0, 1, 2, 3, 4, 5, ...]: ',
     ),
     ('config.json', {'guidance_scale': 3}, 'guidance_scale 3: '),
     ('generation_config.json', {'repetition_penalty': 1.0, 'top_k': 5}, None),

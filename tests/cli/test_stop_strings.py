@@ -2,6 +2,8 @@
 an end token, whoever drafts and whatever an iteration accepted beyond it."""
 
 import dataclasses
+import json
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -194,3 +196,58 @@ def test_a_special_token_is_no_stop(run, model):
   result = run('generate', '--model', model, '--prompt', 'ab',
                '--max_new_tokens', '4', '--stop', '<|im_end|>')  # fmt: skip
   tiny.assert_refused(result, "'<|im_end|>' is a special")
+
+
+@pytest.fixture
+def stating(make_model):
+  """Writes what one model states, and loads it."""
+
+  def load(stops):
+    model = make_model('with_stops', max_positions=512)
+    path = pathlib.Path(model, 'generation_config.json')
+    path.write_text(json.dumps({'stop_strings': stops}))
+    return specdec_jax.load(model, drafter='none')
+
+  return load
+
+
+def test_a_model_states_strings_that_others_replace(run, stating):
+  pytest.importorskip('jinja2')
+  text, usual = 'the in ab', {'max_new_tokens': NUM_TOKENS}
+  decode = lambda decoder, **how: [
+    each.text for each in specdec_jax.generate(decoder, [text], **usual, **how)
+  ]
+  [whole] = decode(stating([]))
+  own, other = whole[9:11], whole[3:5]
+  cut, shorter = (whole[: whole.find(stop)] for stop in (own, other))
+  for stated in (own, ['never so', own]):
+    assert decode(stating(stated)) == [cut]
+  decoder = stating([own])
+  assert ''.join(specdec_jax.stream(decoder, text, **usual)) == cut
+  assert decode(decoder, stop=[]) == [whole]
+  assert decode(decoder, stop=[other]) == [shorter]
+  each = specdec_jax.generate(
+    decoder, [text] * 3, stop=[None, [], [other]], batch_size=3, **usual
+  )
+  assert [found.text for found in each] == [cut, whole, shorter]
+  flags = ('--drafter', 'none', '--prompt', text)
+  limit = ('--max_new_tokens', NUM_TOKENS, '--model', decoder.model.checkpoint)
+  for more, expected in ((), cut), (('--stop', other), shorter):
+    told = run('generate', *flags, *limit, *more)
+    assert (told.out, told.err) == (f'{expected}\n', '')
+  answers = [
+    specdec_jax.Conversation(decoder, **usual, **how).send(text)
+    for how in ({}, {'stop': []})
+  ]
+  assert answers[1].stop is None
+  assert own in answers[1].text or answers[0].text == answers[1].text
+
+
+def test_a_special_token_that_a_model_states_ends_texts(stating):
+  decoder = stating(['<|im_start|>', 'the'])
+  assert decoder.stop == ('the',)
+  vocabulary = decoder.vocabulary
+  ends = [vocabulary.id_to_text(i) for i in vocabulary.eos_ids]
+  assert ends == ['<|im_end|>', '<|im_start|>']
+  with pytest.raises(ValueError, match=r'generation_config.json: stop_strings'):
+    stating([3])

@@ -75,12 +75,13 @@ NOT_HONOURED: Json = {
   'exponential_decay_length_penalty': None,
   'guidance_scale': 1.0,
   'penalty_alpha': 0.0,
-  'stop_strings': None,
   'watermarking_config': None,
 }
+# What `read_stops` reads.
+STOPS: Json = {'stop_strings': None}
 # Keys of config.json that change nothing that a network computes: how files
 # were made, how to train, what to generate by default, and how to run.
-WITHOUT_EFFECT = frozenset(HONOURED | NOT_HONOURED) | frozenset((
+WITHOUT_EFFECT = frozenset(HONOURED | NOT_HONOURED | STOPS) | frozenset((
   'architectures', 'dtype', 'torch_dtype', 'transformers_version',
   'transformers.js_config', 'name_or_path', '_name_or_path', '_commit_hash',
   'is_llama_config', 'attention_dropout', 'classifier_dropout',
@@ -223,6 +224,15 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
       if ids := values.at(section).ids('eos_token_id'):
         return tuple(ids)
   return ()
+
+
+def read_stops(folder: Path) -> list[str]:
+  """Reads the strings that end texts, one or a list, where `stated` does."""
+  path, found = stated(folder, STOPS)
+  values, [key] = Settings(path=path, values=found), STOPS
+  if isinstance(found.get(key), str):
+    return [values.text(key)]
+  return [*filter(None, values.texts(key, []))]
 
 
 def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
