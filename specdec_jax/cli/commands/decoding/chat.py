@@ -103,6 +103,6 @@ def _answer(args: argparse.Namespace, chat: Conversation, text: str) -> None:
     finally:
       print(flush=True)
   done = stream.completion
-  if done:
+  if done and done.finish_reason != 'stop':
     how = outputs.ending([done.finish_reason])
     outputs.tell(f'the answer {how}, after {len(done.tokens)} tokens')
