@@ -104,7 +104,7 @@ _OF_SUITE = {
 
 def read_suite(path: Path, name: str) -> dict[str, dict[str, Any]]:
   """Reads what a suite measured of a drafter, by target, as `update` takes it,
-  with copying from the prompt beside it.
+  with copying from the prompt beside it, at the smallest gamma.
 
   `path` is the suite.json of `experiments.suite`, `name` the drafter's, as
   `--drafters` had it. ValueError if the suite has nothing of it.
@@ -119,6 +119,7 @@ def read_suite(path: Path, name: str) -> dict[str, dict[str, Any]]:
   targets = {row['target'] for row in rows if is_own(row)}
   if not targets:
     raise ValueError(f'{path} has no row of the drafter {name}')
+  gamma = min({row['gamma'] for row in rows if is_own(row)})
   about = {key: suite.get(key) for key in ('device', 'dtype', 'commit')}
   about['sha256'] = hashlib.sha256(text).hexdigest()
   return {
@@ -128,6 +129,7 @@ def read_suite(path: Path, name: str) -> dict[str, dict[str, Any]]:
         {key: row[key] for key in _OF_SUITE}
         for row in rows
         if row['target'] == target
+        and row['gamma'] == gamma
         and (is_own(row) or row['drafter'] == 'prompt_lookup')
       ]
     }
