@@ -1,4 +1,4 @@
-"""The learning curve of an EAGLE-3 drafter, as a picture, and its power law."""
+"""The learning curve of a drafter, as a picture, and its power law."""
 
 import dataclasses
 import itertools
@@ -130,8 +130,8 @@ def draw(
   lines = joined([each for _, each in runs])
   found = [(name, law) for name, each in runs if (law := of_log(each))]
   figure, (left, right, *rest) = plots.new_figure(3 if found else 2)
-  trained = [line for line in lines if alphas(line, _TRAINED)]
-  validated = [line for line in lines if alphas(line)]
+  trained = [line for line in lines if 'nats' in line]
+  validated = [line for line in lines if 'validation_nats' in line]
   for points, prefix, style in (
     (trained, _TRAINED, '-'),
     (validated, _VALIDATED, 'o'),
@@ -148,7 +148,8 @@ def draw(
       left.plot(steps, values, style, markersize=4, label=label)
   left.set(xlabel='step', ylabel='mean alpha; points: validation')
   left.set_ylim(bottom=0)
-  left.legend()
+  if left.lines:  # A Spec-Drafter's lines have no alphas.
+    left.legend()
   for points, name, style in (
     (trained, 'nats', '-'),
     (validated, 'validation_nats', 'o'),
@@ -156,7 +157,8 @@ def draw(
     steps = [line['step'] for line in points]
     values = [line[name] for line in points]
     right.plot(steps, values, style, markersize=4, label=name)
-  right.set(xlabel='step', ylabel='KL(p | q) of the first step, nats')
+  kind = 'KL(p | q) of the first step, nats' if left.lines else 'nats'
+  right.set(xlabel='step', ylabel=kind)
   right.set_ylim(bottom=0)
   right.legend()
   for axes in rest:

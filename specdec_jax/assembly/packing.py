@@ -90,6 +90,9 @@ def pack(
     num_rows=settings.num_rows,
   )
   samplings = repeat([each.sampling(decoder.sampling) for each in own])
+  stops = repeat(
+    [tuple(decoder.stop if each.stop is None else each.stop) for each in own]
+  )
   is_greedy = all(each.is_greedy for each in (*samplings, decoder.sampling))
   # Of 2 samples, those of text 3 are streams 4 and 5 of the seed of all texts,
   # or 0 and 1 of its own.
@@ -118,13 +121,9 @@ def pack(
     columns = np.resize(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)
     )
-    stops = tuple(
-      decoder.stop if each.stop is None else tuple(each.stop)
-      for each in repeat(own)[part]
-    )
-    keys = row_keys(*columns.T)
+    keys, ends = row_keys(*columns.T), tuple(stops[part])
     made.append(
-      dataclasses.replace(batch, prompt=prompt, stops=stops, keys=keys)
+      dataclasses.replace(batch, prompt=prompt, stops=ends, keys=keys)
     )
   return made
 

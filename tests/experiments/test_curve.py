@@ -40,6 +40,21 @@ def test_the_curve_of_two_runs(tmp_path):
     assert each.at(1e5) == pytest.approx(0.5 + 9 * 1e5**-0.4, rel=1e-3)
 
 
+def test_the_curve_of_a_run_without_alphas(tmp_path):
+  """That of a Spec-Drafter."""
+  lines = [{'step': 1, 'nats': 4.0}, {'step': 2, 'nats': 3.0}]
+  paths = [tmp_path / name for name in ('none.svg', 'drawn.svg')]
+  for path, each in zip(paths, ([], lines), strict=True):
+    curve.draw([('run', each)], path)
+  none, drawn = (path.read_text() for path in paths)
+  assert 'KL(p | q)' not in drawn
+  # A line more, and its name.
+  assert len(drawn) > len(none)
+  assert drawn.count('stroke-linecap: square') > none.count(
+    'stroke-linecap: square'
+  )
+
+
 @pytest.mark.parametrize(('floor', 'power'), [(0.4, 0.5), (0.0, 0.3)])
 def test_a_power_law_is_found_and_read_off(floor, power):
   """At ten times the tokens, also from points that are 1% off."""

@@ -97,15 +97,8 @@ def load(
   """
   tokenizer = TokenizerAdapter(getattr(tokenizer, 'tokenizer', tokenizer))
   config = networks.config_of(model, dtype)
-  params, own = weights(model, config), Weights()
-  draft = None
-  if isinstance(draft_model, nnx.Module):
-    sizes = networks.config_of(draft_model, dtype)
-    draft = Model(checkpoint='draft_model', sizes=sizes)
-    own = weights(draft_model, sizes)
-    drafter = drafter or 'model'
-  elif draft_model is not None:
-    draft = Model(checkpoint=os.fspath(draft_model), dtype=config.dtype.name)
+  params = weights(model, config)
+  draft, own = _draft(draft_model, config, dtype)
   vocabulary: Any = TunixVocabulary(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,
@@ -115,7 +108,7 @@ def load(
     'model',
     config,
     vocabulary,
-    drafter=drafter or (None if draft else 'suffix'),
+    drafter=drafter or ('model' if own else None if draft else 'suffix'),
     draft=draft,
     verification=verification,
     options=options,
@@ -131,6 +124,18 @@ def load(
     drafting=dataclasses.replace(drafting, join=join),
     params=Params(target=params, drafter=join(params, ())),
   )
+
+
+def _draft(
+  model: nnx.Module | str | os.PathLike[str] | None, target: Config, dtype: Any
+) -> tuple[Model | None, Weights]:
+  """Describes a draft model, and returns the weights of one in memory."""
+  if model is None:
+    return None, {}
+  if not isinstance(model, nnx.Module):
+    return Model(checkpoint=os.fspath(model), dtype=target.dtype.name), {}
+  sizes = networks.config_of(model, dtype)
+  return Model(checkpoint='draft_model', sizes=sizes), weights(model, sizes)
 
 
 def weights(model: nnx.Module, config: Config) -> Weights:
