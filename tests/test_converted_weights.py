@@ -2,7 +2,7 @@
 
 XLA multiplies a single row in float32, after it has converted the weights:
 before a plain loop, but not before a loop in it that may not run, such as
-iterations without a draft. With `layers.with_cpu_copies` it does not.
+iterations without a draft. With `products.with_cpu_copies` it does not.
 """
 
 import functools
@@ -18,7 +18,8 @@ from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.models import families, layers
+from specdec_jax.models import families, layers, products, quantized
+from specdec_jax.models.drafting import draft_vocabulary
 from tests import slow, toy, toy_eagle, toy_t5
 from tests.test_compilation import in_loops, optimized_hlo
 
@@ -81,7 +82,7 @@ def loop_of(name: str, drafter: str, params):
     model, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
     made = autoregressive(drafters.eagle(network))
     own = in_bfloat16(toy_eagle.params(EAGLE, seed=1))
-    own = layers.with_cpu_copies(own, is_tied=False)
+    own = products.with_cpu_copies(own, is_tied=False)
     both = Params(params, toy_eagle.joined(params, own))
   else:
     made = DRAFTERS[drafter](model)
@@ -108,7 +109,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
     for path, leaf in jax.tree.leaves_with_path(both)
     if path[-1].key in names
   }
-  kernels = shapes('kernel', layers.TRANSPOSED)
+  kernels = shapes('kernel', quantized.TRANSPOSED)
   # A lookup converts the rows that it takes, in the fusion that takes them.
   kernels -= shapes('embedding')
   # Where a head has one query, as in a T5, it is multiplied in float32.
@@ -134,7 +135,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
 )
 def test_no_weight_is_converted_in_the_loop(name, drafter):
   is_tied = MODELS[name][0].is_tied
-  params = layers.with_cpu_copies(bfloat16_params(name), is_tied=is_tied)
+  params = products.with_cpu_copies(bfloat16_params(name), is_tied=is_tied)
   assert converted_weights(name, drafter, params) == []
 
 
@@ -148,13 +149,13 @@ def test_converted_weights_are_seen(name):
 @pytest.mark.parametrize('prefix', ['rows_of_', 'float32_'])
 @pytest.mark.parametrize('name', MODELS)
 def test_a_single_row_reads_the_copies(name, prefix, monkeypatch):
-  has_rows = prefix == layers.ROWS
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda _: has_rows)
+  has_rows = prefix == quantized.ROWS
+  monkeypatch.setattr(products, 'multiplies_rows', lambda _: has_rows)
   config, _ = MODELS[name]
   model, params = families.language_model(config), bfloat16_params(name)
   if has_rows:
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-  copied = layers.with_cpu_copies(params, is_tied=config.is_tied)
+  copied = products.with_cpu_copies(params, is_tied=config.is_tied)
   assert layers.num_params(copied) == layers.num_params(params)
   cache = toy.compiled(model).init(params, prompt_of(name), MAX_LEN)
 
@@ -177,11 +178,54 @@ def test_a_single_row_reads_the_copies(name, prefix, monkeypatch):
   assert not is_same.all() if has_rows else is_same.all()
 
 
+@pytest.mark.parametrize('is_tied', [False, True])
+def test_few_rows_read_the_tiles(is_tied, monkeypatch):
+  monkeypatch.setattr(products, 'is_intel', lambda: False)
+  sizes = {'embed_dim': 64, 'mlp_dim': 128, 'num_heads': 4, 'num_kv_heads': 2}
+  config = toy.llama_config(128, num_layers=1, is_tied=is_tied, **sizes)
+  model, params = (
+    families.language_model(config),
+    toy.llama_params(config, seed=0),
+  )
+  copied = products.with_cpu_copies(params, is_tied=is_tied)
+  assert layers.num_params(copied) == layers.num_params(params)
+  # Tiles of [1, 2, 3, 4]: [1, 2] and [3, 4], if they had two columns.
+  joint = copied['layers_0']['mlp']['wi_0_wi_1']
+  assert joint['tiles_of_kernel'].shape == (4, 64, 64)
+  np.testing.assert_array_equal(
+    joint['tiles_of_kernel'][1], joint['kernel'][:, 64:128]
+  )
+  prompt = toy.prompt([[1, 2, 3]])
+  cache = toy.compiled(model).init(params, prompt, MAX_LEN)
+  doubled = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: leaf * (1 + path[-1].key.startswith('tiles_of_')), copied
+  )
+  ids = np.array([0, 5, 77])
+  few = draft_vocabulary.with_logits_of(copied, ids, is_tied=is_tied)
+  of_few, _ = families.with_draft_vocabulary(model, ids, 128)
+
+  @functools.partial(jax.jit, static_argnums=(0, 2))
+  def extend(model, params, width):
+    tokens = jnp.full((1, width), 9, jnp.int32)
+    return model.extend(params, tokens, cache)[0]
+
+  for width in (1, 2, 5, 6):
+    expected = np.asarray(extend(model, params, width))
+    close = functools.partial(
+      np.testing.assert_allclose, atol=1e-5 * np.abs(expected).max()
+    )
+    found = extend(model, copied, width)
+    close(found, expected)
+    is_read = (extend(model, doubled, width) != found).any()
+    assert is_read == (1 < width < 6)
+    close(extend(of_few, few, width), expected[..., ids])
+
+
 @pytest.mark.parametrize('is_intel', [False, True])
 def test_rows_are_for_weights_beyond_a_cache(is_intel, monkeypatch):
-  monkeypatch.setattr(layers, 'is_intel', lambda: is_intel)
+  monkeypatch.setattr(products, 'is_intel', lambda: is_intel)
   weights = lambda size: {'kernel': jax.ShapeDtypeStruct((size,), jnp.float32)}
-  assert layers.multiplies_rows({'decoder': weights(2**25)}) == is_intel
+  assert products.multiplies_rows({'decoder': weights(2**25)}) == is_intel
   # An encoder runs once, so that its size does not count.
   small = {'encoder': weights(2**25), 'decoder': weights(2**20)}
-  assert not layers.multiplies_rows(small)
+  assert not products.multiplies_rows(small)

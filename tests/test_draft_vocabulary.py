@@ -14,7 +14,8 @@ from specdec_jax import drafters, keys, logits
 from specdec_jax.assembly import beam_drafting
 from specdec_jax.base import Context, Grammar, Params
 from specdec_jax.contrib import speculative_beams
-from specdec_jax.models import draft_vocabulary, families, layers
+from specdec_jax.models import families, products
+from specdec_jax.models.drafting import draft_vocabulary
 from tests import decoders, slow, toy, toy_t5
 from tests.cli import tiny
 
@@ -49,7 +50,7 @@ def test_logits_are_the_whole_models_at_the_tokens(name, has_copies):
   config = CONFIGS[name]
   params = params_of(config)
   if has_copies:
-    params = layers.with_cpu_copies(params, is_tied=config.is_tied)
+    params = products.with_cpu_copies(params, is_tied=config.is_tied)
   model = families.language_model(config)
   prompt = prompt_of(config)
 

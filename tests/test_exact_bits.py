@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import exact_bits
 from specdec_jax.models import families, layers
-from specdec_jax.models.layers import with_cpu_copies
+from specdec_jax.models.products import with_cpu_copies
 from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 from tests.cli import infer_runs, tiny
 
@@ -77,6 +78,15 @@ def check(
 @pytest.mark.parametrize('name', CONFIGS)
 def test_no_bit_depends_on_place_or_company(name, gamma, batch_size):
   check(name, gamma, batch_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['Llama', 'T5 1.0', 'Gemma 2'])
+def test_no_bit_depends_on_the_place_in_tiles(name, monkeypatch):
+  """In float32, five rows by tiles of 64 columns, the logits' among them."""
+  sizes = {'embed_dim': 64, 'head_dim': 16, 'mlp_dim': 128, 'vocab_size': 576}
+  monkeypatch.setattr(sys.modules[__name__], 'SIZES', sizes)
+  check(name, 4, 1, dtype=jnp.float32)
 
 
 @pytest.mark.slow

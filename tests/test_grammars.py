@@ -14,7 +14,7 @@ from specdec_jax.base import Grammar, Params, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import exact_bits
-from specdec_jax.models import draft_vocabulary
+from specdec_jax.models.drafting import draft_vocabulary
 from tests import slow, toy, toy_tree, trial
 
 V, EOS = 4, 3

@@ -16,7 +16,8 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params
-from specdec_jax.models import draft_vocabulary, families, layers, quantized
+from specdec_jax.models import families, layers, products, quantized
+from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.models.quantized import SCALE, Bits
 from specdec_jax.sharding import mesh
 from tests import decoders, slow, toy, toy_gemma, toy_t5, trial
@@ -154,7 +155,7 @@ def test_a_packed_network_is_that_of_its_weights(name, bits):
   config, params = CONFIGS[name], params_of(name)
   packed = quantized.packed(params, bits)
   expected = logits_of(name, whole(packed))
-  copied = layers.with_cpu_copies(packed, is_tied=config.is_tied)
+  copied = products.with_cpu_copies(packed, is_tied=config.is_tied)
   for tree in (packed, copied):
     np.testing.assert_allclose(
       logits_of(name, tree), expected, rtol=1e-4, atol=1e-4
@@ -284,7 +285,7 @@ def test_a_group_has_weights():
 @every_network
 def test_what_is_not_packed_is_shared(name):
   config, params = CONFIGS[name], params_of(name)
-  copied = layers.with_cpu_copies(params, is_tied=config.is_tied)
+  copied = products.with_cpu_copies(params, is_tied=config.is_tied)
   _, join = made_for(name, layers=1)
   own = own_params(Params(copied, join(copied)))
   # Norms, tables of positions, the encoder, and embeddings that are only read.

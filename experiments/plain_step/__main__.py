@@ -3,8 +3,8 @@
     python -m experiments.plain_step
 
 It makes three tables: the operations of plain decoding, by the profiler; matrix
-products of the model's shapes by themselves, with kernels as stored and
-transposed; and the time that each logit processor adds to a step.
+products of the model's shapes by themselves, with kernels as stored, transposed
+and in tiles; and the time that each logit processor adds to a step.
 """
 
 import argparse
@@ -33,7 +33,8 @@ from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Context, Prompt
 from specdec_jax.measure import sides, stopwatch
-from specdec_jax.models import layers, presets
+from specdec_jax.models import presets
+from specdec_jax.models.products import by_rows, by_tiles, tiled
 from specdec_jax.processors import after_drafts
 
 MODULE = 'experiments.plain_step'
@@ -58,8 +59,19 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
 _GAMMA = 8
 # What is read from memory at least, so that no cache holds it all.
 _NUM_BYTES = 2e8
-# Of activations: plain decoding, and scoring 1, 4 and 8 drafted tokens.
-_NUM_ROWS = 1, 2, 5, 9
+# Of activations: plain decoding, and scoring 1, 3, 4 and 8 drafted tokens.
+_NUM_ROWS = 1, 2, 4, 5, 9
+# How a kernel is stored, and rows are multiplied by it, by column.
+_PRODUCTS: dict[str, tuple[Any, Any]] = {
+  'microseconds': (
+    lambda kernel: kernel,
+    lambda rows, kernel: jnp.tensordot(
+      rows, kernel, 1, preferred_element_type=jnp.float32
+    ),
+  ),
+  'by rows': (lambda kernel: kernel.T, by_rows),
+  'by tiles': (tiled, by_tiles),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,26 +200,26 @@ def products(decoder: Decoder, repeats: int) -> Table:
   layered = [shape for shape, count in shapes.items() if count > 1]
   dtype = jnp.dtype(decoder.model.dtype)
   programs = {
-    (shape, num_rows, by_rows): _product(
-      shape, num_rows, dtype, by_rows=by_rows
-    )
+    (shape, num_rows, name): _product(shape, num_rows, dtype, *functions)
     for shape in sorted(layered)
     for num_rows in _NUM_ROWS
-    for by_rows in (False, True)
+    for name, functions in _PRODUCTS.items()
+    if name != 'by tiles' or (dtype == jnp.float32 and shape[1] % 64 == 0)
   }
   seconds, _ = stopwatch.alternate(
     {key: call for key, (call, _) in programs.items()}, repeats
   )
   microseconds = lambda *key: (
-    1e6 * float(np.median(seconds[key])) / programs[key][1]
+    f'{1e6 * float(np.median(seconds[key])) / programs[key][1]:.0f}'
+    if key in programs
+    else ''
   )
   return Table(
     rows=[
       {
         'kernel': ' by '.join(map(str, shape)),
         'rows': num_rows,
-        'microseconds': f'{microseconds(shape, num_rows, False):.0f}',
-        'by rows': f'{microseconds(shape, num_rows, True):.0f}',
+        **{name: microseconds(shape, num_rows, name) for name in _PRODUCTS},
       }
       for shape in sorted(layered)
       for num_rows in _NUM_ROWS
@@ -303,26 +315,20 @@ def _alone(
 
 
 def _product(
-  shape: tuple[int, int], num_rows: int, dtype: Any, *, by_rows: bool
+  shape: tuple[int, int], num_rows: int, dtype: Any, stored: Any, multiply: Any
 ) -> tuple[Any, int]:
   """A compiled loop of products, and how many it makes."""
   num_kernels = int(_NUM_BYTES / np.prod(shape) / dtype.itemsize)
   key, scale = jax.random.key(0), jnp.asarray(shape[0] ** -0.5, dtype)
-  size = shape[::-1] if by_rows else shape
   kernels = [
-    jax.random.normal(each, size, dtype) * scale
+    stored(jax.random.normal(each, shape, dtype) * scale)
     for each in jax.random.split(key, num_kernels)
   ]
 
   def run(rows: jax.Array, kernels: Sequence[jax.Array]) -> jax.Array:
     for kernel in kernels:
-      if by_rows:
-        made = layers.by_rows(rows, kernel)
-      else:
-        made = jnp.tensordot(
-          rows, kernel, 1, preferred_element_type=jnp.float32
-        )
       # The next product waits for this one.
+      made = multiply(rows, kernel)
       rows = rows + (1e-9 * made[:, :1]).astype(dtype)
     return rows
 

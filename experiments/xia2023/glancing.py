@@ -16,7 +16,7 @@ import numpy as np
 from specdec_jax import arrays
 from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.models import layers
+from specdec_jax.models import products, quantized
 from specdec_jax.models.drafting import block_decoder
 from specdec_jax.models.drafting.block_decoder import (
   BlockDecoder,
@@ -162,13 +162,13 @@ class _Blocks(NamedTuple):
   is_known: Array
 
 
-def _to_attend(params: layers.Weights) -> layers.Weights:
+def _to_attend(params: products.Weights) -> products.Weights:
   """The parameters of an `Embed` for many calls of `attend` in training: on a
   CPU with a transpose, whose gradient needs no transposed copy per call."""
   embedding = params['embedding']
-  if not layers.is_cpu_alone() or embedding.dtype != jnp.bfloat16:
+  if not products.is_cpu_alone() or embedding.dtype != jnp.bfloat16:
     return params
-  return {**params, layers.TRANSPOSED: layers.row_major(embedding.T)}
+  return {**params, quantized.TRANSPOSED: products.row_major(embedding.T)}
 
 
 def _draw_blocks(

@@ -26,7 +26,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import families, layers
+from specdec_jax.models import families, products
 from specdec_jax.models.drafting import block_decoder
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.t5 import T5Config
@@ -76,7 +76,8 @@ class Untrained:
 def untrained(config: Any, rng_key: jax.Array) -> Loaded:
   """One with weights drawn at random."""
   params = glancing.init_params(config, rng_key)
-  return Untrained(config=config), layers.with_cpu_copies(params, is_tied=True)
+  params = products.with_cpu_copies(params, is_tied=True)
+  return Untrained(config=config), params
 
 
 def load(choice: Any, target: Any) -> Loaded:
@@ -89,7 +90,7 @@ def load(choice: Any, target: Any) -> Loaded:
   config: Any = choice.make(common.target_info(target, 0.0), length).config
   params = models.read_params(choice.model, config)
   if families.drafts_for(config) == 'spec_drafter':
-    params = layers.with_cpu_copies(params, is_tied=True)
+    params = products.with_cpu_copies(params, is_tied=True)
   # What decodes with it says its gamma, or takes the usual one.
   return dataclasses.replace(choice, gamma=lengths.fixed(length)), params
 

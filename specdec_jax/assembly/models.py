@@ -13,13 +13,8 @@ import numpy as np
 from specdec_jax.base import Arrays
 from specdec_jax.checkpoints import formats, loading, settings
 from specdec_jax.checkpoints.formats import Shardings
-from specdec_jax.models import (
-  draft_vocabulary,
-  families,
-  layers,
-  presets,
-  quantized,
-)
+from specdec_jax.models import families, presets, products, quantized
+from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies
 
@@ -183,7 +178,7 @@ def read_params(
   """Reads the weights; ValueError if the checkpoint has other arrays.
 
   `shardings` says from their shapes where each is to be; None puts them on the
-  default device, with the copies of `layers.with_cpu_copies`. What is to be
+  default device, with the copies of `products.with_cpu_copies`. What is to be
   packed is read and packed on the host, where it is whole.
   """
   weights = _weights_of(model)
@@ -199,7 +194,7 @@ def read_params(
       params = jax.device_put(params, places)
   if shardings is None:
     is_tied = getattr(config, 'is_tied', False)
-    params = layers.with_cpu_copies(params, is_tied=is_tied)
+    params = products.with_cpu_copies(params, is_tied=is_tied)
   return params
 
 

@@ -22,7 +22,7 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig, Config
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import formats, huggingface, pretrained
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch.spelling import did_you_mean
-from specdec_jax.models import families, layers
+from specdec_jax.models import families, layers, products
 from specdec_jax.models.families import Config
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -29,7 +29,7 @@ class LoadedModel:
   Attributes:
     name: what was asked for.
     config: sizes, for `models.families.language_model`.
-    params: of the network, with the copies of `layers.with_cpu_copies`.
+    params: of the network, with the copies of `products.with_cpu_copies`.
     vocabulary: text to token ids and back.
     description: one line for a report: sizes, dtype and source.
   """
@@ -78,7 +78,7 @@ def load(
     f'{jnp.dtype(loaded.dtype).name}, {num_layers} layers, '
     f'{loaded.vocab_size} tokens'
   )
-  params = layers.with_cpu_copies(params, is_tied=loaded.is_tied)
+  params = products.with_cpu_copies(params, is_tied=loaded.is_tied)
   return LoadedModel(
     name=name,
     config=loaded,

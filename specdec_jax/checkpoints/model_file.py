@@ -12,7 +12,7 @@ from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files import replacing
 from specdec_jax.models import families, layers, quantized
 from specdec_jax.models.families import AnyConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 NAME = 'model.json'
 _DTYPES = ('float32', 'bfloat16', 'float16')

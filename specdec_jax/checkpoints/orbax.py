@@ -17,7 +17,7 @@ from specdec_jax.files.require import require
 from specdec_jax.launch import processes
 from specdec_jax.models import quantized
 from specdec_jax.models.families import AnyConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 import_orbax = functools.partial(
   require, 'orbax.checkpoint', extra='models', purpose='an Orbax checkpoint'

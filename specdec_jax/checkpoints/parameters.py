@@ -12,7 +12,7 @@ from flax import traverse_util
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.models.quantized import SCALE
 
 # Other formats have matrices as `[out, in]`, positions as `[buckets, heads]`.

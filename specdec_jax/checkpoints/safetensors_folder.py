@@ -23,7 +23,7 @@ from specdec_jax.files.paths import is_in_bucket, mapped
 from specdec_jax.files.require import require
 from specdec_jax.models import families, quantized
 from specdec_jax.models.families import AnyConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'

@@ -9,7 +9,7 @@ from pathlib import Path
 from specdec_jax.checkpoints import model_file, parameters, safetensors_folder
 from specdec_jax.models import quantized
 from specdec_jax.models.families import AnyConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:

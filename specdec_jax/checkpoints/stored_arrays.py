@@ -19,7 +19,7 @@ import numpy as np
 from specdec_jax.base import Array
 from specdec_jax.files.paths import is_in_bucket
 from specdec_jax.files.require import require
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 import_tensorstore = functools.partial(
   require, 'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'

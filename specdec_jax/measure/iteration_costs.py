@@ -15,6 +15,7 @@ from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
+from specdec_jax.models.products import MOST_BY_TILES
 from specdec_jax.theory.costs import per_token, widths_to_time
 
 
@@ -113,12 +114,19 @@ def cost_programs(
     params: this, `rng_key`, `prompt`, `max_len` as for `speculative.generate`.
     method: all but the drafter.
     drafters: the same drafter by gamma, 1 and the largest among them.
-    widths: of target calls, from 1 to gamma + 1; None: `costs.widths_to_time`.
+    widths: of target calls, from 1 to gamma + 1; None: `costs.widths_to_time`,
+      and on a CPU those about which the time steps.
     plain: plain decoding of the same batch, which may be faster in another
       dtype; None means the target's own.
   """
   max_gamma = max(drafters)
-  widths = sorted(widths or widths_to_time(max_gamma))
+  if widths is None:
+    chosen = {*widths_to_time(max_gamma)}
+    if jax.default_backend() == 'cpu':
+      step = MOST_BY_TILES // prompt.decoder_lengths.size
+      chosen |= {step, step + 1} & {*range(1, max_gamma + 1)}
+    widths = [*chosen]
+  widths = sorted(widths)
   method = dataclasses.replace(method, drafter=drafters[max_gamma])
   args = params, rng_key, [prompt]
   plain = plain or sides_lib.plain_side(*args, method=method, max_len=max_len)

@@ -16,18 +16,18 @@ import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.models import llama, networks, t5
-from specdec_jax.models.draft_vocabulary import spread
 from specdec_jax.models.drafting import block_decoder, block_heads, eagle
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
+from specdec_jax.models.drafting.draft_vocabulary import spread
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.gemma import decoder as gemma
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
-from specdec_jax.models.layers import Weights
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.networks import Bound, Network
+from specdec_jax.models.products import Weights
 from specdec_jax.models.t5 import T5Config
 
 # Sizes of a whole model, and of a network that only drafts.

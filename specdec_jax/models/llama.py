@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
-from specdec_jax.models.draft_vocabulary import num_logits
+from specdec_jax.models.drafting.draft_vocabulary import num_logits
 from specdec_jax.models.kv_cache import Entries, KVCache
 from specdec_jax.models.layers import (
   Dense,

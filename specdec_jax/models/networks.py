@@ -12,7 +12,8 @@ from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import kv_cache
 from specdec_jax.models.kv_cache import Entries, KVCache
-from specdec_jax.models.layers import Weights, applied
+from specdec_jax.models.layers import applied
+from specdec_jax.models.products import Weights
 
 # The collection and the names under which networks sow residual streams.
 TAPS, TAP = 'intermediates', 'stream_{}'

@@ -22,8 +22,12 @@ from specdec_jax.base import Array, Arrays
 SCALE = '_scale'
 # Matrices, by the end of their path, and the axis that products sum over.
 _CONTRACTED = {'kernel': 0, 'embedding': 1}
-# How names of the copies of `layers.with_cpu_copies` begin.
-_COPIES = 'float32_', 'rows_of_', 'transposed_'
+# How names of the copies of `products.with_cpu_copies` begin: of a kernel in
+# float32, of its rows, of its tiles, and of tied embeddings as the kernel of
+# their logits, which is the whole name.
+FLOAT32, ROWS, TILES = 'float32_', 'rows_of_', 'tiles_of_'
+TRANSPOSED = 'transposed_embedding'
+COPIES = FLOAT32, ROWS, TILES, TRANSPOSED
 
 
 class Bits(NamedTuple):
@@ -78,7 +82,7 @@ def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
         pair if _is_in(*pair, *packing) else _packed(*pair, *packing)
       )
       found |= {name: _narrow(values, bits), name + SCALE: scale}
-    elif name not in found and not name.startswith(_COPIES):
+    elif name not in found and not name.startswith(COPIES):
       found[name] = leaf
   return found
 

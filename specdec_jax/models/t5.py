@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import (
   attention,
-  draft_vocabulary,
   kv_cache,
   layers,
   networks,
   t5_layers,
 )
+from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.models.kv_cache import Cross, CrossCache, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
 from specdec_jax.models.networks import Kept

@@ -12,16 +12,15 @@ from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import Cross, Entries
 from specdec_jax.models.layers import (
-  PROJECTIONS,
   Dense,
   Dropout,
   Mlp,
   RMSNorm,
   by_head,
-  joint_name,
   parameter,
 )
 from specdec_jax.models.networks import Past
+from specdec_jax.models.products import PROJECTIONS, joint_name
 from specdec_jax.sharding import rules
 
 

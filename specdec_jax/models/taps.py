@@ -17,8 +17,8 @@ from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import kv_cache, networks
-from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
+from specdec_jax.models.products import Weights
 
 # In place of a layer's number: the states that `project` takes.
 LAST = -1

@@ -15,7 +15,7 @@ from specdec_jax.checkpoints import (
   model_file,
   safetensors_model,
 )
-from specdec_jax.models import layers
+from specdec_jax.models import products
 
 pytest.importorskip('gguf')
 pytest.importorskip('safetensors')
@@ -40,7 +40,7 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
   for model in (from_file, from_folder, from_hub):
     assert model.config == config
     assert_trees_equal(
-      model.params, layers.with_cpu_copies(params, is_tied=True)
+      model.params, products.with_cpu_copies(params, is_tied=True)
     )
     assert model.vocabulary.encode('in 12') == from_file.vocabulary.encode(
       'in 12'

@@ -17,7 +17,7 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   stored_arrays,
 )
-from specdec_jax.models import families, layers
+from specdec_jax.models import families, products
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import toy_block, toy_t5
 from tests.cli.tiny import assert_refused
@@ -132,7 +132,7 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
   (tmp_path / 'tokenizer_config.json').write_text('{"extra_ids": 0}')
   model = loading.load('lm-tiny')
   assert model.vocabulary.vocab_size == 85
-  expected = layers.with_cpu_copies(weights(config), is_tied=config.is_tied)
+  expected = products.with_cpu_copies(weights(config), is_tied=config.is_tied)
   assert_same_bits(model.params, expected)
   assert_same_bits(
     loading.read(loading.locate('draft-tiny'))[1],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.base import LanguageModel
-from specdec_jax.models import layers
+from specdec_jax.models import layers, products, quantized
 from tests import slow, toy
 from tests.contracts.table_of_models import (
   CAPACITY,
@@ -192,16 +192,16 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
 )
 @pytest.mark.parametrize('has_rows', [False, True])
 def test_copied_embeddings_give_the_same_logits(name, has_rows, monkeypatch):
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda _: has_rows)
+  monkeypatch.setattr(products, 'multiplies_rows', lambda _: has_rows)
   model, params, cache = start(name)
   expected, _ = model.extend(params, tokens_of(3), cache)
-  copied = layers.with_cpu_copies(params, is_tied=True)
+  copied = products.with_cpu_copies(params, is_tied=True)
   assert layers.num_params(copied) == layers.num_params(params) > 0
   actual, _ = model.extend(copied, tokens_of(3), cache)
   close(actual, expected)
   # It is what is read.
   embedder = copied['token_embedder']
-  copy = layers.ROWS * has_rows + layers.TRANSPOSED
+  copy = quantized.ROWS * has_rows + quantized.TRANSPOSED
   embedder[copy] = 2 * embedder[copy]
   doubled, _ = model.extend(copied, tokens_of(3), cache)
   close(doubled, 2 * expected)
@@ -215,12 +215,12 @@ def test_copied_embeddings_give_the_same_logits(name, has_rows, monkeypatch):
 def test_joined_kernels_give_the_same_logits(
   name, num_rows, has_rows, monkeypatch
 ):
-  monkeypatch.setattr(layers, 'multiplies_rows', lambda _: has_rows)
+  monkeypatch.setattr(products, 'multiplies_rows', lambda _: has_rows)
   model, params, cache = start(name)
   cache = jax.tree.map(lambda leaf: leaf[:num_rows], cache)
   tokens = tokens_of(1)[:num_rows]
   expected, _ = model.extend(params, tokens, cache)
-  joined = layers.with_cpu_copies(params, is_tied=False)
+  joined = products.with_cpu_copies(params, is_tied=False)
   assert layers.num_params(joined) == layers.num_params(params)
   actual, _ = model.extend(joined, tokens, cache)
   close(actual, expected)

@@ -14,8 +14,8 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import llama
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.layers import Weights
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
+from specdec_jax.models.products import Weights
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 

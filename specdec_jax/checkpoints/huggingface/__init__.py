@@ -15,7 +15,7 @@ from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig, Config
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 

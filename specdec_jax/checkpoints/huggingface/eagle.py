@@ -19,7 +19,7 @@ from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models.drafting.eagle import EagleConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 MODEL_TYPES: tuple[str, ...] = ()  # See `is_stated`.
 WITHOUT_EFFECT = frozenset((

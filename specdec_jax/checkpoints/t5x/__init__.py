@@ -21,7 +21,7 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.models import presets, quantized
 from specdec_jax.models.families import Config
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 Layout = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')

@@ -16,7 +16,7 @@ from flax import serialization, traverse_util
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 FILE = 'checkpoint'
 _VERSION = 3

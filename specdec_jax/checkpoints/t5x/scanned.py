@@ -14,7 +14,7 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax.checkpoints import stored_arrays
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 
 _LAYER = re.compile(r'(encoder|decoder)/layers_(\d+)/(.+)')
 _STACKS = ('encoder/encoder/', 'decoder/decoder/')

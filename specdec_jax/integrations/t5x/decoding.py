@@ -22,7 +22,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import contract, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.models.t5 import T5Config
 
 # What the loop sees where an EOS is forced: T5X's padding, which ends no row.

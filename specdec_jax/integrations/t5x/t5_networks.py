@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax.checkpoints import parameters, stored_arrays
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models.families import Config
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.models.t5 import T5Config
 
 # The fields of the configurations of `t5x.examples.t5` and of

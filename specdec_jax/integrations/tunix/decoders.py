@@ -18,9 +18,9 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.base import Params
 from specdec_jax.integrations.tunix import meshes, networks
-from specdec_jax.models import layers
+from specdec_jax.models import products
 from specdec_jax.models.families import Config
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.products import Weights
 from specdec_jax.text import vocabularies
 
 
@@ -142,4 +142,4 @@ def weights(model: nnx.Module, config: Config) -> Weights:
   """Reads the weights as a decoder of these sizes takes them."""
   cast = functools.partial(jnp.asarray, dtype=config.dtype)
   arrays = jax.tree.map(cast, networks.arrays_of(model))
-  return layers.with_cpu_copies(arrays, is_tied=config.is_tied)
+  return products.with_cpu_copies(arrays, is_tied=config.is_tied)

@@ -17,8 +17,9 @@ from specdec_jax.base import Array
 from specdec_jax.models import families, kv_cache
 from specdec_jax.models.families import Config
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.layers import Weights, applied
+from specdec_jax.models.layers import applied
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.products import Weights
 
 # Tunix's configurations state no longest context.
 _ANY_LENGTH = 2**20

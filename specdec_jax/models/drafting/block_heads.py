@@ -12,8 +12,9 @@ from specdec_jax.base import Array, Prompt
 from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import taps
-from specdec_jax.models.layers import Weights, applied
+from specdec_jax.models.layers import applied
 from specdec_jax.models.networks import Bound, Network
+from specdec_jax.models.products import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
 from specdec_jax.drafters.eagle import EagleModel
 from specdec_jax.models import attention, kv_cache, quantized, taps
-from specdec_jax.models.draft_vocabulary import spread
+from specdec_jax.models.drafting.draft_vocabulary import spread
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
   Dense,

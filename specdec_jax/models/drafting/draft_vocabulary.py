@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.models.layers import FLOAT32, LOGITS, ROWS, TRANSPOSED, Weights
-from specdec_jax.models.quantized import SCALE
+from specdec_jax.models.layers import LOGITS
+from specdec_jax.models.products import Weights
+from specdec_jax.models.quantized import (
+  FLOAT32,
+  ROWS,
+  SCALE,
+  TILES,
+  TRANSPOSED,
+)
 
 # The logit of a token that is not in a draft vocabulary: its probability is 0
 # beside any other, and it is drafted where a grammar allows no other.
@@ -17,7 +24,7 @@ def with_logits_of(
   params: Weights, ids: np.ndarray, *, is_tied: bool
 ) -> Weights:
   """Restricts a model's parameters to logits of the tokens `ids`, `[N]`; it can
-  still read any token."""
+  still read any token. Tiles of the logits' kernel are left out."""
   # With 4 tokens and ids [0, 3]: columns 0 and 3 of the kernel [embed, 4], and
   # the same rows of its rows [4, embed].
   cut = {}
@@ -30,7 +37,10 @@ def with_logits_of(
         if each.startswith(ROWS) or array.shape[-1] != width
         else array[:, ids]
         for each, array in value.items()
+        if not each.startswith(TILES)
       }
+    elif name == TILES + TRANSPOSED:
+      continue
     elif isinstance(value, dict) and name != 'encoder':
       value = with_logits_of(value, ids, is_tied=is_tied)
     elif name in (TRANSPOSED, FLOAT32 + TRANSPOSED):
