@@ -91,7 +91,7 @@ class Auto:
 
   Attributes:
     gammas: what is tried, ascending: 0, then others; best if each gamma + 1
-      divides the next one's (1, 4, 12, 24).
+      divides the largest one's (1, 2, 5, 10).
     usual: the gamma where none may be measured; None if 'auto' was given by
       name, which is refused there.
   """
