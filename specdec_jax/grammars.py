@@ -18,8 +18,8 @@ from specdec_jax.base import Array, Draft, Grammar, Tree
 def after_drafts(
   logits: Array, grammar: Grammar | None, drafted: Array, depths: Array
 ) -> Array:
-  """Masks logits `[B, T, V]` of what the grammar does not allow behind the
-  context and the first `depths`, int32 `[T]`, of drafted int32 `[B, T, D]`."""
+  """Masks logits `[B, T, V]` of tokens that the grammar does not allow after
+  the context and the first `depths[t]` of int32 `[B, T, D]` drafted tokens."""
   if grammar is None:
     return logits
   return _masked(logits, grammar, _behind(grammar, drafted, depths[None]))

@@ -190,7 +190,8 @@ RULES: dict[str, type[Rule]] = {
 
 
 def _at_one(sampling: Sampling) -> Sampling:
-  """Returns the sampling at temperature 1: distributions behind an argmax."""
+  """Returns the sampling at temperature 1, for rules that compare
+  probabilities although decoding is greedy."""
   return dataclasses.replace(sampling, temperature=1.0)
 
 

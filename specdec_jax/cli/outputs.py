@@ -21,7 +21,7 @@ STANDARD_OUTPUT = '-'
 _ENDS = {
   'stop': 'at EOS or a stop string',
   'length': 'at the token limit',
-  'nan': 'as no token could be drawn',
+  'nan': 'where no token could be drawn',
 }
 
 

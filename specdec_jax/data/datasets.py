@@ -23,7 +23,7 @@ class Dataset(NamedTuple):
   alone, not on the mesh or the number of processes.
 
   Attributes:
-    batch: of a position, which is the whole state of an endless stream.
+    batch: `position -> batch`; the position is the stream's only state.
     validation: each example once.
     prepare: `(position, params)`, called before the batch at a position is
       read, for text that depends on what has been learned so far. It must do

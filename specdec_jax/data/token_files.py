@@ -161,7 +161,7 @@ def load_description(folder: str | Path) -> Settings:
 
 
 def save_description(folder: Path, description: Mapping[str, object]) -> None:
-  """Writes what files there are in a folder, and what they were made of."""
+  """Writes a folder's description: its files, and what they were made from."""
   text = json.dumps(dict(description), indent=2, ensure_ascii=False) + '\n'
   (folder / DESCRIPTION).write_text(text, encoding='utf-8')
 

@@ -161,9 +161,9 @@ def is_begun(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _in_place(final: Path, mark: str = '') -> Iterator[None]:
-  """Runs the block in a folder of a bucket, empty but for what says that it is
-  begun; if it fails, removes what it wrote. A file `mark` is the first to go,
-  as readers take the folder for complete while it is there."""
+  """Runs the block in a folder of a bucket that holds only the mark of a write
+  that has begun; if it fails, removes what it wrote. A file `mark` of an older
+  folder is deleted first, since readers take it to mean that all is there."""
   begun = final / _BEGUN
   begun.write_bytes(b'')
   try:

@@ -106,9 +106,9 @@ def decode(
   utilisation: Utilisation,
   keep: Callable[[DecodeState, int], Any] = lambda state, row: None,
 ) -> Iterator[tuple[_Example, DecodeOutput, Any]]:
-  """Decodes examples, which are read as rows become free; yields each as its
-  row finishes, with its output of one row, of numpy arrays, and what `keep`
-  makes of it.
+  """Decodes examples, which are read as rows become free. Yields each when its
+  row finishes, with the output of that row, as numpy arrays, and the result of
+  `keep`.
 
   Args:
     pack: from N examples, None for a row that stays empty, to their prompt. The

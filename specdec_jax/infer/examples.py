@@ -37,8 +37,8 @@ class Layout:
   most so many input tokens and new ones in a row.
 
   With `is_scored` the new tokens are the example's own targets. `samplings`
-  says how examples are sampled, by their settings as JSON; '{}' is for those
-  without any.
+  maps an example's own settings, as JSON, to how it is sampled; examples
+  without settings have '{}'.
   """
 
   config: families.Config

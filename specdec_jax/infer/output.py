@@ -118,7 +118,7 @@ def check_examples(
 
 
 def _own_mark(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
-  """Reads the mark of the final file; ValueError if it is of other settings."""
+  """Reads the mark of the final file; ValueError if its settings differ."""
   if (mark := marks.read(shard.path)) is not None:
     _check_settings(shard.path, mark.settings, settings)
   return mark
@@ -216,8 +216,8 @@ def finish(
   gamma: ChosenGamma | None = None,
 ) -> None:
   """Joins the chunks, all complete, to the final file, and removes them; its
-  mark has `counts`, their sum. Raises ValueError if a chunk does not have the
-  lines that its mark says, or is of other settings than those of `begin`."""
+  mark has `counts`, their sum. Raises ValueError if a chunk does not have as
+  many lines as its mark says, or other settings than `begin` was given."""
   # Read again: a run of other settings may have taken the folder since.
   own = _claim(shard, settings)
   digests = []

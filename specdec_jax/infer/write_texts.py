@@ -42,10 +42,10 @@ _WIDTH = 64
 class Writing:
   """What the texts depend on.
 
-  Parts of at most `part_size` texts, which a restart does not repeat, take
-  turns in `temperatures`, whatever `how` says of sampling. The inputs of
-  `layers`, if any, are kept, see `models.taps`. The seed is of the draws, and
-  of the order of prompts.
+  Texts are written in parts of at most `part_size`, which a restart does not
+  repeat. Parts take turns in `temperatures`, which replace the temperature of
+  `how`. The inputs of `layers`, if any, are kept; see `models.taps`. Draws and
+  the order of prompts follow from the seed.
   """
 
   prompts: Sequence[Text]

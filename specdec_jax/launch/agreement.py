@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from specdec_jax.files.paths import in_bucket
 
-# Of larger files so many blocks of so many bytes are read, at equal distances.
+# Of larger files, this many blocks of this many bytes are read, evenly spaced.
 _NUM_BLOCKS = 4096
 _BLOCK = 4096
 
@@ -21,8 +21,8 @@ def of_settings(settings: Mapping[str, str]) -> str:
 
 
 def of_files(paths: Iterable[Path]) -> str:
-  """Returns the digest of files, and of all files in folders, on any host the
-  same: of names, sizes and blocks at equal distances."""
+  """Returns a digest of files, and of all files in folders, that is the same on
+  all hosts: of names, sizes and evenly spaced blocks."""
   # Up to 16 MiB are read whole. In a bucket the server keeps checksums.
   files: dict[str, Path] = {}
   digest = hashlib.sha256()

@@ -128,8 +128,8 @@ def call(
 ) -> Any:
   """Calls a function with `arguments`, and others as gin binds them.
 
-  ValueError as of `parse`, if no file configures it, or if processes have other
-  bindings or values than each other, but for names that end in `may_differ`.
+  ValueError as of `parse`, if no file configures it, or if processes differ in
+  a binding or value whose name does not end in `may_differ`.
   """
   parse(configuration)
   # What is bound by code counts as what a file binds; functions are the same.

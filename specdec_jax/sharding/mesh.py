@@ -236,7 +236,8 @@ def check_devices(num_devices: int) -> None:
 
 
 def drafter_shardings(mesh: Mesh, shapes: Any) -> Any:
-  """Makes `parameter_shardings`, or keeps all whole if one does not divide."""
+  """Makes `parameter_shardings`, or replicates all parameters if an axis of one
+  cannot be divided over the mesh."""
   try:
     check_divides(mesh, shapes, batch_size=mesh.size)
   except ValueError:

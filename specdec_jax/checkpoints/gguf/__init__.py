@@ -196,7 +196,8 @@ def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
 
 
 def _rope_factor(values: Settings, kind: str) -> float:
-  """Reads by what positions of layers without a window are divided."""
+  """Reads the factor of linear RoPE scaling, by which layers without a window
+  divide positions."""
   key = 'rope.scaling.type'
   scaling = values.text(key, 'none')
   if scaling == 'none':

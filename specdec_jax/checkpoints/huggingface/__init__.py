@@ -227,7 +227,7 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_stops(folder: Path) -> list[str]:
-  """Reads the strings that end texts, one or a list, where `stated` does."""
+  """Reads the strings that end texts from the file that `stated` reads."""
   path, found = stated(folder, STOPS)
   values, [key] = Settings(path=path, values=found), STOPS
   if isinstance(found.get(key), str):
@@ -236,8 +236,8 @@ def read_stops(folder: Path) -> list[str]:
 
 
 def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
-  """Returns what a folder states of `known`, names with values that change
-  nothing, and the path of the file."""
+  """Reads a folder's generation settings: the file they are in, and those among
+  the names of `known` whose value is not the neutral one that `known` gives."""
   values = settings.read_if_any(folder / _GENERATION)
   places = [values]
   if not values.values:

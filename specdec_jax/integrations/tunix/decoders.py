@@ -26,8 +26,8 @@ from specdec_jax.text import vocabularies
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TunixVocabulary:
-  """A tokenizer of Tunix's as a vocabulary of a model with so many logits, all
-  of which may be drawn, as Tunix draws them."""
+  """One of Tunix's tokenizers, as a model's vocabulary. It has a token for each
+  of the model's logits, since Tunix may draw any of them."""
 
   tokenizer: Any
   vocab_size: int

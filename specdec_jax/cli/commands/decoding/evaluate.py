@@ -109,7 +109,8 @@ def _read(path: Path) -> list[Record]:
 
 
 def _check_whole(paths: Sequence[str]) -> None:
-  """Raises ValueError for a shard: other targets are in the task's order."""
+  """Raises ValueError for one of several shards: it lacks examples of the task,
+  so that its lines would be compared with the wrong targets."""
   for path in paths:
     match = output.SHARD.fullmatch(Path(path).name)
     if match and int(match['count']) > 1:

@@ -121,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_destination(
   source: Path, destination: Path, *, is_overwritten: bool
 ) -> None:
-  """Finds what forbids writing there, before anything is read."""
+  """Raises ValueError if `destination` cannot be written, before the source is
+  read."""
   # Neither 'models/a' to 'models', nor 'models' to 'models/a'.
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
