@@ -150,7 +150,7 @@ class Decoder:
     if not self.sampling.is_greedy:
       return self
     if None not in self.others:
-      # Any temperature above 0 will do: each row has its own.
+      # Whatever temperature above 0 will do: each row has its own.
       sampling = dataclasses.replace(self.sampling, temperature=1.0)
       target_info = dataclasses.replace(self.target_info, sampling=sampling)
       chosen = self.choice, self.rule, self.length
