@@ -535,4 +535,4 @@ def test_the_last_line_says_how_texts_ended(run, model, monkeypatch, tmp_path):
   told = run(*usual, '--prompts', path)
   expected = '; 1 ended at EOS or a stop string, 1 ended at the token limit\n'
   assert told.err.endswith(expected)
-  assert outputs.ending(['nan']) == 'ended as no token could be drawn'
+  assert outputs.ending(['nan']) == 'ended where no token could be drawn'
