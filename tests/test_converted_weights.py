@@ -180,7 +180,7 @@ def test_a_single_row_reads_the_copies(name, prefix, monkeypatch):
 
 @pytest.mark.parametrize('is_tied', [False, True])
 def test_few_rows_read_the_tiles(is_tied, monkeypatch):
-  monkeypatch.setattr(products, 'is_intel', lambda: False)
+  monkeypatch.setattr(products, 'multiplies_rows', lambda _: False)
   sizes = {'embed_dim': 64, 'mlp_dim': 128, 'num_heads': 4, 'num_kv_heads': 2}
   config = toy.llama_config(128, num_layers=1, is_tied=is_tied, **sizes)
   model, params = (
@@ -221,11 +221,22 @@ def test_few_rows_read_the_tiles(is_tied, monkeypatch):
     close(extend(of_few, few, width), expected[..., ids])
 
 
-@pytest.mark.parametrize('is_intel', [False, True])
-def test_rows_are_for_weights_beyond_a_cache(is_intel, monkeypatch):
-  monkeypatch.setattr(products, 'is_intel', lambda: is_intel)
+PROCESSORS = {
+  'Zen 3': 'vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx avx2\n',
+  'Zen 4': 'vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f\n',
+  'Haswell': 'vendor_id\t: GenuineIntel\nflags\t\t: fpu avx avx2\n',
+  'Skylake': 'vendor_id\t: GenuineIntel\nflags\t\t: fpu avx2 avx512f\n',
+  'ARM': 'Features\t: fp asimd\n',
+  'not Linux': '',
+}
+
+
+@pytest.mark.parametrize('processor', PROCESSORS)
+def test_rows_are_for_some_processors(processor, monkeypatch):
+  monkeypatch.setattr(products, '_cpuinfo', lambda: PROCESSORS[processor])
   weights = lambda size: {'kernel': jax.ShapeDtypeStruct((size,), jnp.float32)}
-  assert products.multiplies_rows({'decoder': weights(2**25)}) == is_intel
-  # An encoder runs once, so that its size does not count.
+  has_rows = products.multiplies_rows({'decoder': weights(2**25)})
+  assert has_rows == (processor in ('Zen 3', 'Haswell', 'Skylake'))
+  # Those that a cache holds; an encoder runs once, so that it does not count.
   small = {'encoder': weights(2**25), 'decoder': weights(2**20)}
-  assert not products.multiplies_rows(small)
+  assert products.multiplies_rows(small) == (processor in ('Zen 3', 'Haswell'))

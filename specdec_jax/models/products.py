@@ -89,9 +89,10 @@ def by_kernel(
     scale: Array = module.get_variable('params', name + SCALE)
     return quantized.product(x, kernel, scale)
   copy, rows, tiles = FLOAT32 + name, ROWS + name, TILES + name
-  num_rows = x.size // x.shape[-1]
+  num_rows, is_wide = x.size // x.shape[-1], kernel.shape[0] <= kernel.shape[1]
   if num_rows <= _MOST_BY_ROWS and module.has_variable('params', rows):
-    return by_rows(x, module.get_variable('params', rows))
+    if num_rows > 1 or is_intel() or not is_wide:
+      return by_rows(x, module.get_variable('params', rows))
   if 1 < num_rows <= MOST_BY_TILES and module.has_variable('params', tiles):
     return by_tiles(x, module.get_variable('params', tiles))
   if num_rows > 1 or not module.has_variable('params', copy):
@@ -136,8 +137,9 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
 
   Applies to parameters of one dtype, except an encoder's. Kernels of one input
   are joined. Embeddings that the logits reuse (`is_tied`) get a transposed
-  copy. Kernels in float32 get their rows, `[out, in]`, where `multiplies_rows`,
-  and elsewhere tiles, if their columns can be cut into these. Unless there are
+  copy. Kernels in float32 get their rows, `[out, in]`, where `multiplies_rows`
+  (which a single row reads on Intel's processors, or of a kernel with more
+  inputs than outputs), and elsewhere tiles, if their columns can be cut into these. Unless there are
   rows, kernels not in float32 get a float32 copy for single rows, and kernels
   with more inputs than outputs a float32 transposed one. Packed weights are
   only joined.
@@ -181,20 +183,31 @@ def _with_copies(params: Weights, is_tied: bool, has_rows: bool) -> Weights:
 
 def multiplies_rows(params: Weights) -> bool:
   """Whether this machine multiplies a few rows of activations faster by the
-  rows of these kernels than by their columns: Intel's processors do, if the
-  weights are too large for a cache."""
+  rows of these kernels than by their columns: processors without AVX-512 do,
+  and Intel's, if the weights are too large for a cache."""
   leaves = jax.tree.leaves({**params, 'encoder': {}})
   size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-  return size > _CACHED and is_intel()
+  return lacks_avx512() or (size > _CACHED and is_intel())
+
+
+def is_intel() -> bool:
+  """Tells whether the processor is Intel's, as far as Linux says so."""
+  return 'GenuineIntel' in _cpuinfo()
+
+
+def lacks_avx512() -> bool:
+  """Tells whether this is an x86 processor without AVX-512, as far as Linux
+  says so."""
+  flags = [line for line in _cpuinfo().splitlines() if line[:5] == 'flags']
+  return bool(flags) and 'avx512f' not in flags[0].split()
 
 
 @functools.cache
-def is_intel() -> bool:
-  """Tells whether the processor is Intel's, as far as Linux says so."""
+def _cpuinfo() -> str:
   try:
-    return 'GenuineIntel' in Path('/proc/cpuinfo').read_text()
+    return Path('/proc/cpuinfo').read_text()
   except OSError:
-    return False
+    return ''
 
 
 def _join(params: dict, names: Sequence[str]) -> dict:
