@@ -18,6 +18,7 @@ from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.launch import platforms
 from specdec_jax.models import families, layers, products, quantized
 from specdec_jax.models.drafting import draft_vocabulary
 from tests import slow, toy, toy_eagle, toy_t5
@@ -233,7 +234,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize('processor', PROCESSORS)
 def test_rows_are_for_some_processors(processor, monkeypatch):
-  monkeypatch.setattr(products, '_cpuinfo', lambda: PROCESSORS[processor])
+  monkeypatch.setattr(platforms, '_cpuinfo', lambda: PROCESSORS[processor])
   weights = lambda size: {'kernel': jax.ShapeDtypeStruct((size,), jnp.float32)}
   has_rows = products.multiplies_rows({'decoder': weights(2**25)})
   assert has_rows == (processor in ('Zen 3', 'Haswell', 'Skylake'))

@@ -1,7 +1,12 @@
-"""What a device lacks, and what libtpu asks of a machine without TPUs."""
+"""What a device lacks, what processor this is, and what libtpu asks of a
+machine without TPUs."""
 
+import functools
 import glob
 import os
+import platform
+import re
+from pathlib import Path
 
 import jax
 
@@ -46,3 +51,30 @@ def missing() -> str | None:
   extra = _EXTRAS.get(asked.split(',')[0].lower())
   how = f"pip install 'specdec_jax[{extra}]' where one is, or " if extra else ''
   return f'JAX has no device of JAX_PLATFORMS={asked}: {how}unset it{reason}'
+
+
+def processor() -> str:
+  """Names the processor, as far as Linux does, and that it has no AVX-512."""
+  found = re.search(r'^model name\s*:\s*(.+)$', _cpuinfo(), re.M)
+  name = found[1].strip() if found else f'{platform.machine()} CPU'
+  return f'{name} without AVX-512' if lacks_avx512() else name
+
+
+def is_intel() -> bool:
+  """Tells whether the processor is Intel's, as far as Linux says so."""
+  return 'GenuineIntel' in _cpuinfo()
+
+
+def lacks_avx512() -> bool:
+  """Tells whether this is an x86 processor without AVX-512, as far as Linux
+  says so."""
+  flags = re.search(r'^flags\s*:(.+)$', _cpuinfo(), re.M)
+  return flags is not None and 'avx512f' not in flags[1].split()
+
+
+@functools.cache
+def _cpuinfo() -> str:
+  try:
+    return Path('/proc/cpuinfo').read_text()
+  except OSError:
+    return ''

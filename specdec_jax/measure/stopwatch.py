@@ -7,12 +7,9 @@ alternation, so that a drift of the machine's speed falls on all of them alike.
 import dataclasses
 import functools
 import os
-import platform
-import re
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent import futures
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -29,7 +26,7 @@ from specdec_jax.base import (
   Tree,
 )
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.launch import progress
+from specdec_jax.launch import platforms, progress
 
 Name = TypeVar('Name', bound=Hashable)
 Made = TypeVar('Made')
@@ -88,12 +85,7 @@ def device_name() -> str:
   device = jax.devices()[0]
   if device.platform != 'cpu':
     return device.device_kind
-  kind = f'{platform.machine()} CPU'
-  cpuinfo = Path('/proc/cpuinfo')  # Of Linux alone, and not on all of it.
-  if cpuinfo.is_file():
-    found = re.search(r'^model name\s*:\s*(.+)$', cpuinfo.read_text(), re.M)
-    kind = found[1].strip() if found else kind
-  return f'{kind}, {os.cpu_count()} cores'
+  return f'{platforms.processor()}, {os.cpu_count()} cores'
 
 
 def always_full(

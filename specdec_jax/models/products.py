@@ -6,7 +6,6 @@ dtype of weights and activations. docs/design/cpu.md gives the reasons.
 
 import functools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import layout
 
 from specdec_jax.base import Array
+from specdec_jax.launch import platforms
 from specdec_jax.models import quantized
 from specdec_jax.models.quantized import FLOAT32, ROWS, SCALE, TILES, TRANSPOSED
 
@@ -89,10 +89,10 @@ def by_kernel(
     scale: Array = module.get_variable('params', name + SCALE)
     return quantized.product(x, kernel, scale)
   copy, rows, tiles = FLOAT32 + name, ROWS + name, TILES + name
-  num_rows, is_wide = x.size // x.shape[-1], kernel.shape[0] <= kernel.shape[1]
-  if num_rows <= _MOST_BY_ROWS and module.has_variable('params', rows):
-    if num_rows > 1 or is_intel() or not is_wide:
-      return by_rows(x, module.get_variable('params', rows))
+  num_rows, is_tall = x.size // x.shape[-1], kernel.shape[0] > kernel.shape[1]
+  by_row = num_rows <= _MOST_BY_ROWS and module.has_variable('params', rows)
+  if by_row and (num_rows > 1 or is_tall or platforms.is_intel()):
+    return by_rows(x, module.get_variable('params', rows))
   if 1 < num_rows <= MOST_BY_TILES and module.has_variable('params', tiles):
     return by_tiles(x, module.get_variable('params', tiles))
   if num_rows > 1 or not module.has_variable('params', copy):
@@ -137,12 +137,12 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
 
   Applies to parameters of one dtype, except an encoder's. Kernels of one input
   are joined. Embeddings that the logits reuse (`is_tied`) get a transposed
-  copy. Kernels in float32 get their rows, `[out, in]`, where `multiplies_rows`
-  (which a single row reads on Intel's processors, or of a kernel with more
-  inputs than outputs), and elsewhere tiles, if their columns can be cut into these. Unless there are
-  rows, kernels not in float32 get a float32 copy for single rows, and kernels
-  with more inputs than outputs a float32 transposed one. Packed weights are
-  only joined.
+  copy. Kernels in float32 get their rows, `[out, in]`, where `multiplies_rows`,
+  and elsewhere tiles, if their columns can be cut into these. A single row
+  reads rows on Intel's processors, or of a kernel with more inputs than
+  outputs. Unless there are rows, kernels not in float32 get a float32 copy for
+  single rows, and kernels with more inputs than outputs a float32 transposed
+  one. Packed weights are only joined.
   """
   if jax.default_backend() != 'cpu':
     return params
@@ -187,27 +187,8 @@ def multiplies_rows(params: Weights) -> bool:
   and Intel's, if the weights are too large for a cache."""
   leaves = jax.tree.leaves({**params, 'encoder': {}})
   size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-  return lacks_avx512() or (size > _CACHED and is_intel())
-
-
-def is_intel() -> bool:
-  """Tells whether the processor is Intel's, as far as Linux says so."""
-  return 'GenuineIntel' in _cpuinfo()
-
-
-def lacks_avx512() -> bool:
-  """Tells whether this is an x86 processor without AVX-512, as far as Linux
-  says so."""
-  flags = [line for line in _cpuinfo().splitlines() if line[:5] == 'flags']
-  return bool(flags) and 'avx512f' not in flags[0].split()
-
-
-@functools.cache
-def _cpuinfo() -> str:
-  try:
-    return Path('/proc/cpuinfo').read_text()
-  except OSError:
-    return ''
+  is_large = size > _CACHED
+  return platforms.lacks_avx512() or (is_large and platforms.is_intel())
 
 
 def _join(params: dict, names: Sequence[str]) -> dict:

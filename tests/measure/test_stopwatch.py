@@ -11,6 +11,7 @@ from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.launch import platforms
 from specdec_jax.measure import stopwatch
 from tests import toy
 
@@ -45,19 +46,23 @@ def test_an_error_of_what_is_made_together_is_not_lost():
     stopwatch.together({'a': lambda: 1, 'b': lambda: 1 // 0})
 
 
-def test_a_cpu_is_named_with_its_cores(monkeypatch):
-  jax.devices()  # Looks for plugins in files, if nobody has asked before.
+@pytest.mark.parametrize(
+  ('cpuinfo', 'name'),
+  [
+    ('flags\t: fpu avx512f\nmodel name\t: Z 80\n', 'Z 80, 7 cores'),
+    (
+      'model name\t: Z 80\nflags\t: fpu avx2\n',
+      'Z 80 without AVX-512, 7 cores',
+    ),
+    ('Features\t: fp asimd\n', 'arm64 CPU, 7 cores'),
+    ('', 'arm64 CPU, 7 cores'),
+  ],
+)
+def test_a_cpu_is_named_with_its_cores(cpuinfo, name, monkeypatch):
   monkeypatch.setattr(stopwatch.os, 'cpu_count', lambda: 7)
-  monkeypatch.setattr(stopwatch.Path, 'is_file', lambda path: True)
-  monkeypatch.setattr(
-    stopwatch.Path,
-    'read_text',
-    lambda path: 'flags\t: fpu\nmodel name\t: Z 80\n',
-  )
-  assert stopwatch.device_name() == 'Z 80, 7 cores'
-  monkeypatch.setattr(stopwatch.Path, 'is_file', lambda path: False)
-  monkeypatch.setattr(stopwatch.platform, 'machine', lambda: 'x86_64')
-  assert stopwatch.device_name() == 'x86_64 CPU, 7 cores'
+  monkeypatch.setattr(platforms, '_cpuinfo', lambda: cpuinfo)
+  monkeypatch.setattr(platforms.platform, 'machine', lambda: 'arm64')
+  assert stopwatch.device_name() == name
 
 
 def test_what_a_program_does_once_is_no_part_of_a_draft():
