@@ -4,7 +4,8 @@
 # make tables     makes the papers' tables and figures, on the shipped models
 # make figures    measures the speeds in README.md: 20 minutes, all cores idle
 # make test       tests each promise once
-# make test-all   adds slow tests: long campaigns, variations, real models
+# make test-slow  tests what takes long: campaigns, variations, real models
+# make test-all   runs both
 # make check      checks lint, format and types
 # make modes      tests exactness with random keys of other kinds and 64 bits
 # make fuzz       feeds damaged files to every reader: INPUTS=1000000 SEED=0
@@ -32,8 +33,8 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --dtype float32 \
 SENTENCE := Open the file in a text editor and save the changes before you \
   close the window.
 
-.PHONY: demo pictures proof tables figures test test-all modes fuzz tunix \
-  notebooks docs check environment format clean
+.PHONY: demo pictures proof tables figures test test-slow test-all modes \
+  fuzz tunix notebooks docs check environment format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -93,19 +94,20 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/python -m experiments.corpora debian --out $(CORPUS)
 
 # Compilation is most of the work. Tests that examine the compiled program or run
-# long compile as users do; all others as quickly as possible. Only test-all runs
-# tests that are marked slow.
+# long compile as users do; all others as quickly as possible. Of them, test-slow
+# and test-all alone run those that are marked slow.
 # Three workers for two cores: some tests wait for processes and servers.
 WORKERS := -n 3 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
-# Folders of tests to leave out.
-LEFT_OUT ?=
 TESTS = $(BIN)/python -m pytest $(WORKERS) --quick \
-  $(LEFT_OUT:%=--ignore=tests/%) -m 'not notebooks and not optimized$(1)' && \
+  -m 'not notebooks and not optimized$(1)' && \
   $(BIN)/python -m pytest $(WORKERS) -m 'optimized$(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done
 	$(call TESTS, and not slow)
+
+test-slow: $(VENV)/dev.done
+	$(call TESTS, and slow)
 
 test-all: $(VENV)/dev.done
 	$(call TESTS)

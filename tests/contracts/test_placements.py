@@ -48,6 +48,18 @@ def assert_close(actual, expected, name: str = ''):
   np.testing.assert_allclose(actual, expected, rtol=limit, atol=limit)
 
 
+def assert_caches_close(actual, expected, name: str):
+  """Compares caches leaf by leaf; at a tie an int8 entry is a step further."""
+
+  def check(a, b):
+    if a.dtype == jnp.int8:
+      np.testing.assert_allclose(np.int32(a), np.int32(b), rtol=0, atol=1)
+    else:
+      assert_close(a, b, name)
+
+  jax.tree.map(check, actual, expected)
+
+
 def differs(actual, expected) -> np.ndarray:
   """Whether each row does, by more than `assert_close` allows any model."""
   return np.abs(actual - expected).max(axis=(1, 2)) > 1e-3
@@ -133,7 +145,7 @@ def test_nodes_have_the_logits_of_their_paths(name):
   assert_close(at_once, expected, name)
   by_level, again = as_tree(*started(name), ends=(3, NUM_NODES))
   assert_close(by_level, expected, name)
-  jax.tree.map(assert_close, again, cache)
+  assert_caches_close(again, cache, name)
 
 
 @every_model
