@@ -11,10 +11,10 @@ from specdec_jax.assembly import (
   completions,
   lengths,
   log_probs,
-  models,
   option_fields,
   packing,
   running,
+  usual,
 )
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import sampling as sampling_lib
@@ -65,8 +65,10 @@ def load(
     model: a name such as 'smollm2-135m' or 'ende-mini', a path, or
       'hf:organisation/name'; see `checkpoints.loading.load`.
     drafter: a name of `assembly.drafters.DRAFTERS`, or a choice of that module;
-      None for what the `draft_model` is for, 'prompt_lookup' without one.
-    draft_model: the drafter's weights, named like `model`.
+      None for what the `draft_model` is for.
+    draft_model: the drafter's weights, named like `model`. Without it and a
+      drafter, what comes with this package for the model, see
+      `checkpoints.pretrained.DRAFTERS`, and else 'prompt_lookup'.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
     top_k: keeps the k likeliest tokens.
@@ -109,6 +111,8 @@ def load(
     cache_dtype=cache_dtype,
   )
   draft = None
+  if drafter is None and draft_model is None:
+    draft_model, options = usual.shipped(target.checkpoint, options)
   if draft_model is not None:
     draft = Model(
       checkpoint=os.fspath(draft_model),
@@ -165,7 +169,7 @@ def choices(
   ValueError for unknown options."""
   # All that may be said, to suggest what was meant by an unknown name.
   known: list[str] = []
-  drafter = drafter or models.usual_drafter(draft.checkpoint if draft else None)
+  drafter = drafter or usual.drafter(draft.checkpoint if draft else None)
   if isinstance(drafter, str):
     drafter = chosen('drafter', DRAFTERS, drafter, {**options, 'model': draft})
     known += [name for name in field_names(drafter) if name != 'model']

@@ -104,19 +104,6 @@ def _sizes(model: Model) -> Config:
   return loading.read_config(path, dtype=dtype, config=model.sizes)
 
 
-def usual_drafter(checkpoint: str | None, sizes: str | None = None) -> str:
-  """Names the drafter that the weights of a draft model are for, if only those
-  are given: 'model' for a whole model, 'prompt_lookup' without any."""
-  if not checkpoint:
-    return 'prompt_lookup'
-  kind = None
-  if sizes is None:
-    with contextlib.suppress(ValueError):
-      found = formats.read_config(loading.locate(checkpoint))
-      kind = families.drafts_for(found)
-  return kind or 'model'
-
-
 def read_drafter_config(model: Model, kind: str) -> Any:
   """Reads a network's sizes; ValueError if it is no drafter of `kind`."""
   dtype = jnp.dtype(model.dtype)

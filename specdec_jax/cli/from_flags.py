@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from specdec_jax.assembly import decoder, models, packing, running
+from specdec_jax.assembly import decoder, packing, running, usual
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_schedule
 from specdec_jax.assembly.lengths import Auto
@@ -78,19 +78,15 @@ def named(kind: Callable[..., Made], args: argparse.Namespace, **own) -> Made:
   return kind(**{n: v for n, v in vars(args).items() if n in names}, **own)
 
 
-def drafter_name(args: argparse.Namespace) -> str:
-  """Returns `--drafter`, or what is meant without it."""
-  return args.drafter or models.usual_drafter(
-    args.draft_model, args.draft_config
-  )
-
-
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
-  name = drafter_name(args)
+  checkpoint, given = args.draft_model, vars(args)
+  if not args.drafter and not checkpoint and not args.draft_config:
+    checkpoint, given = usual.shipped(args.model, given)
+  name = args.drafter or usual.drafter(checkpoint, args.draft_config)
   model = None
-  if args.draft_model:
+  if checkpoint:
     model = Model(
-      checkpoint=args.draft_model,
+      checkpoint=checkpoint,
       sizes=args.draft_config,
       vocabulary=args.vocabulary,
       dtype=args.draft_dtype or args.dtype,
@@ -99,7 +95,7 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
     if getattr(args, flag) and model is None:
       raise ValueError(f'--{flag} is for --draft_model, which is not given')
   # Of args, `model` is the target.
-  given = vars(args) | _adaptive(args, name) | {'model': model}
+  given = given | _adaptive(args, name) | {'model': model}
   made = chosen('drafter', DRAFTERS, name, given)
   length = made.length
   if is_auto or not isinstance(length, Auto) or length.usual is None:

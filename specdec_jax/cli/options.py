@@ -153,8 +153,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--drafter',
     choices=DRAFTERS,
-    help='the source of guesses (default: what --draft_model is for, or '
-    'prompt_lookup)',
+    help='the source of guesses (default: what --draft_model is for; without '
+    'it, what this package has for --model, or prompt_lookup)',
   )
   add_flags(group, DRAFTERS.values())
   _add_adaptive(add)

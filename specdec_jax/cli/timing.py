@@ -9,7 +9,7 @@ import jax
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import NoDrafter
+from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter, shown
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
@@ -88,8 +88,11 @@ def place(
   )
 
 
-def configuration(flags: Figures, decoder: Decoder) -> Figures:
-  """Returns the settings of a run, for its report; `flags` by their names."""
+def configuration(
+  flags: Figures, choice: DrafterChoice, decoder: Decoder
+) -> Figures:
+  """Returns the settings of a run, for its report: `flags` by their names, the
+  drafter that was chosen, and the decoder, of gamma 0 perhaps."""
   names = (
     *('verification', 'seed', 'adaptive', 'draft_cost', 'batch_size'),
     *('num_devices', 'max_new_tokens', 'repeats'),
@@ -97,13 +100,12 @@ def configuration(flags: Figures, decoder: Decoder) -> Figures:
   )
   # `sequence_bias` has tuples as keys, which JSON cannot say.
   say = lambda value: str(value) if isinstance(value, dict) else value
-  choice = decoder.choice
   min_prob = getattr(choice, 'min_prob', None)
   # A rule with options is a partial; its keywords are the options.
   of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
   return {name: say(flags[name]) for name in names} | {
     'model': decoder.model.checkpoint,
-    'drafter': flags['draft_model'] or flags['drafter'] or 'prompt_lookup',
+    'drafter': shown(choice),
     'draft_dtype': flags['draft_dtype'] or flags['dtype'],
     'gamma': decoder.drafter.gamma,
     'exact_bits': decoder.exact_bits,

@@ -1,8 +1,8 @@
 """`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
 
-import argparse
 import dataclasses
 import functools
+import json
 import shutil
 from pathlib import Path
 
@@ -15,11 +15,11 @@ pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')
 
 import specdec_jax
-from specdec_jax.assembly import drafters, models, rules, running
+from specdec_jax.assembly import drafters, rules, running, usual
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
-from specdec_jax.cli import from_flags, timing
+from specdec_jax.cli import main, timing
 from specdec_jax.data import ngram_counts
 from specdec_jax.drafters import schedules
 from specdec_jax.measure import trials
@@ -659,11 +659,34 @@ def test_what_changes_the_text_keeps_its_usual_gamma(folder):
   ],
 )
 def test_weights_name_their_drafter(checkpoint, name):
-  assert models.usual_drafter(checkpoint) == name
-  args = argparse.Namespace(
-    drafter=None, draft_model=checkpoint, draft_config=None
-  )
-  assert from_flags.drafter_name(args) == name
+  assert usual.drafter(checkpoint) == name
+
+
+def test_shipped_targets_have_shipped_drafters():
+  """Unless an option says that another is meant; the folders exist."""
+  of = usual.shipped
+  eagle, pair = 'smollm2-135m-eagle', 'ende-nano'
+  assert of('smollm2-135m', {}) == (eagle, {'lookup': True})
+  given = {'gamma': 3, 'lookup': False, 'max_ngram': None}
+  assert of('smollm2-135m', given) == (eagle, given)
+  # A tree is not copied, and an n-gram or several copies are looked up.
+  assert of('smollm2-135m', {'tree': 8}) == (eagle, {'tree': 8})
+  for name in ('max_ngram', 'num_continuations', 'ngram_text'):
+    assert of('smollm2-135m', {name: 2}) == (None, {name: 2})
+  assert of('ende-mini', {'gamma': 4}) == (pair, {'gamma': 4})
+  assert of('./ende-mini', {}) == (None, {})
+
+
+def test_a_shipped_target_drafts_unasked(tmp_path):
+  """In Python and on the command line."""
+  choice = specdec_jax.load('ende-mini', gamma=3).choice
+  nano = Model(checkpoint='ende-nano', dtype='float32')
+  assert (choice.model, choice.gamma) == (nano, 3)
+  path = tmp_path / 'trace.jsonl'
+  flags = '--model=ende-mini --gamma=3 --max_new_tokens=4 --prompt=text'
+  assert main.main(['generate', *flags.split(), f'--trace={path}']) == 0
+  header = json.loads(path.read_text('utf-8').splitlines()[0])
+  assert (header['drafter'], header['gamma']) == ('ende-nano', 3)
 
 
 def test_what_is_remembered_is_copied(folder, completions, monkeypatch):

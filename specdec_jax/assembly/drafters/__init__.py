@@ -28,3 +28,11 @@ DRAFTERS: dict[str, type[DrafterChoice]] = {
   'grammar': GrammarDrafter,
   'none': NoDrafter,
 }
+
+
+def shown(choice: DrafterChoice) -> str:
+  """Names a choice, for reports: by its weights, if it has any."""
+  if (model := getattr(choice, 'model', None)) is not None:
+    return model.checkpoint
+  names = {kind: name for name, kind in DRAFTERS.items()}
+  return names.get(type(choice), type(choice).__name__)

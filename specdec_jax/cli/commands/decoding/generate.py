@@ -12,6 +12,7 @@ import jax
 
 from specdec_jax.assembly import auto_gamma, completions, log_probs, running
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafters import DrafterChoice, shown
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.cli.outputs import finite
 from specdec_jax.decoding.state import DecodeOutput
@@ -72,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
   decoder = auto_gamma.settled(decoder, batches[0], settings, outputs.tell)
   with (
     outputs.json_lines(args.json) as write_json,
-    _trace_writer(args, decoder) as write_trace,
+    _trace_writer(args, choices.drafter, decoder) as write_trace,
   ):
     return _decode(args, decoder, batches, settings, write_json, write_trace)
 
 
 @contextlib.contextmanager
 def _trace_writer(
-  args: argparse.Namespace, decoder: Decoder
+  args: argparse.Namespace, choice: DrafterChoice, decoder: Decoder
 ) -> Iterator[Write | None]:
   """Opens the trace, if there is one; a run that ends well adds the totals."""
   if not args.trace:
@@ -90,7 +91,7 @@ def _trace_writer(
     flags = vars(args)
     header = recording.header(
       target=decoder.model.checkpoint,
-      drafter=args.draft_model or from_flags.drafter_name(args),
+      drafter=shown(choice),
       gamma=decoder.method.depth,
       lenience=args.lenience or 1.0,
       **{name: flags[name] for name in _SETTINGS},

@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
     decoder = decoder.at(chosen.gamma)
     progress.say(chosen.sentence)
     if not chosen.gamma:
-      found = timing.configuration(vars(args), decoder)
+      found = timing.configuration(vars(args), choices.drafter, decoder)
       speeds = chosen.tokens_per_second.items()
       rows = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
       shown = outputs.table(('gamma', 'tokens/s with the prefill'), rows)
       return outputs.report(args, found | {'auto': vars(chosen)}, shown)
   placed = timing.place(decoder, batches, settings)
   figures = _measure(placed, args.plain_dtypes, args.repeats)
-  figures |= timing.configuration(vars(args), decoder) | {
+  figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
     'auto': chosen and vars(chosen),
     'doubts': benchmark.doubts(figures),
     'is_simulated': is_simulated,

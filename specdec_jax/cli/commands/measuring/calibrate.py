@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
   figures['c_hat'] = drafter / target
   parts = costs.Costs.among(figures)
   # c of gamma tokens is a mean: the first of a draft costs more than others.
-  figures |= timing.configuration(vars(args), decoder) | {
+  figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
     'kind': costs.KIND,
     'source': 'measured',
     'c': parts.c(gamma),
