@@ -4,7 +4,7 @@
 # make tables     makes the papers' tables and figures, on the shipped models
 # make figures    measures the speeds in README.md: 20 minutes, all cores idle
 # make test       tests each promise once
-# make test-slow  tests what takes long: campaigns, variations, real models
+# make test-slow  tests what takes long: variations, long runs, real models
 # make test-all   runs both
 # make check      checks lint, format and types
 # make modes      tests exactness with random keys of other kinds and 64 bits
@@ -100,7 +100,7 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 WORKERS := -n 3 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
 TESTS = $(BIN)/python -m pytest $(WORKERS) --quick \
-  -m 'not notebooks and not optimized$(1)' && \
+  -m 'not notebooks and not optimized and not campaign$(1)' && \
   $(BIN)/python -m pytest $(WORKERS) -m 'optimized$(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done

@@ -1,7 +1,7 @@
 """The statistical proof that decoding is lossless: `python -m tests.proof`.
 
-Runs the tests marked `proof` and prints what they measured. The exit status is
-non-zero if a figure is not what it should be.
+Runs the tests marked `proof` or `campaign` and prints what they measured. The
+exit status is non-zero if a figure is not what it should be.
 """
 
 import importlib.util
@@ -13,7 +13,8 @@ import pytest
 
 def main() -> int:
   """Runs the proof, on two processes where pytest-xdist is installed."""
-  arguments = ['-m', 'proof', '-q', str(pathlib.Path(__file__).parent)]
+  folder = pathlib.Path(__file__).parent
+  arguments = ['-m', 'proof or campaign', '-q', str(folder)]
   if importlib.util.find_spec('xdist'):
     arguments = ['-n', '2', *arguments]
   return int(pytest.main(arguments + sys.argv[1:]))

@@ -117,13 +117,16 @@ def _trial(rule: str, drafter_params=DRAFTER_PARAMS) -> trial.Trial:
 _ALL = [('speculative_sampling',), ('block_verification',), ('traversal',)]
 
 
-@slow.parametrize(
+# All processors together, and each with so many decodes, which takes minutes.
+@pytest.mark.parametrize(
   ('rule', 'num_decodes'),
   [
     ('traversal', 100_800),
-    *((rule, 100_800 * len(ROWS)) for (rule,) in _ALL),
+    *(
+      pytest.param(*rule, 100_800 * len(ROWS), marks=pytest.mark.campaign)
+      for rule in _ALL
+    ),
   ],
-  now=[('traversal', 100_800)],
 )
 def test_blocks_and_trees_have_plain_decodings_distribution(
   rule, num_decodes, record_property

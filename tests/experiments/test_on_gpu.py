@@ -29,8 +29,8 @@ def test_slices_end_with_the_weights_of_one_call(tmp_path):
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts))
   started = time.monotonic()
   assert on_gpu.main(arguments(tmp_path, 'whole', 30)) == 0
-  # A fifth of what all of it took, and more if nothing is done in that time.
-  minutes = (time.monotonic() - started) / 60 / 5
+  # A third of what all of it took, and more if nothing is done in that time.
+  minutes = (time.monotonic() - started) / 60 / 3
   statuses = []
   while 0 not in statuses:
     statuses.append(on_gpu.main(arguments(tmp_path, 'sliced', minutes)))
