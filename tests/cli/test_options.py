@@ -67,7 +67,7 @@ COMPLAINTS = {
     'not uniform',
   ),
   'dtype of no draft model': (
-    ('--draft_dtype', 'float32'),
+    ('--drafter', 'suffix', '--draft_dtype', 'float32'),
     '--draft_dtype is for --draft_model, which is not given',
   ),
   'no text to count': (
@@ -76,9 +76,8 @@ COMPLAINTS = {
   ),
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
-    ('--adaptive', 'heuristic'),
-    '--adaptive is for --drafter model or quantized or eagle, not '
-    'prompt_lookup',
+    ('--drafter', 'suffix', '--adaptive', 'heuristic'),
+    '--adaptive is for --drafter model or quantized or eagle, not suffix',
   ),
   'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
   'an estimate of nothing': (
@@ -94,7 +93,7 @@ COMPLAINTS = {
     'gamma auto and adaptive (schedule, min_prob) each say how much',
   ),
   'a tree for copies': (
-    ('--tree', '4'),
+    ('--drafter', 'prompt_lookup', '--tree', '4'),
     'tree is for drafter model or quantized or eagle or none, not',
   ),
   'a tree that is none': (
@@ -333,7 +332,7 @@ def parsed(*given):
 
 def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
-    _, choices = parsed(*given)
+    _, choices = parsed('--drafter', 'prompt_lookup', *given)
     # Where gamma is not chosen, it is the drafter's own, as in Python.
     assert choices.drafter.length == Fixed(8)
     assert choices.drafter.min_ngram is None
