@@ -26,7 +26,7 @@ FOLDER = results.ROOT / Path(QUOTED).parent
 _PROMPTS = 'experiments/prompts'
 _SMOLLM2 = '--model smollm2-135m --chat'
 _LOOKUP = '--drafter prompt_lookup --gamma 8 --max_new_tokens 48'
-_EAGLE = '--drafter eagle --draft_model smollm2-135m-eagle --gamma 3'
+_EAGLE = '--gamma 3'  # What ships for SmolLM2: with --lookup.
 _ENDE = '--model ende-mini --draft_model ende-nano --gamma 4'
 _LM = '--model lm-mini --draft_model lm-nano --gamma 1'
 _SHORT = f'--max_new_tokens 48 --repeats 15 --prompts {_PROMPTS}/short.jsonl'
@@ -52,13 +52,13 @@ QUOTES = {
     f'{_SMOLLM2} {_LOOKUP} --repeats 3 --prompts {_PROMPTS}/chat.jsonl',
   ),
   'eagle': Quote(
-    'SmolLM2-135M, its EAGLE-3 drafter, gamma 3',
+    'SmolLM2-135M, its EAGLE-3 drafter with lookup, gamma 3',
     'chat',
     f'{_SMOLLM2} {_EAGLE} --max_new_tokens 96 --repeats 3 '
     f'--prompts {_PROMPTS}/chat.jsonl',
   ),
   'eagle_bfloat16': Quote(
-    'SmolLM2-135M, its EAGLE-3 drafter, gamma 3',
+    'SmolLM2-135M, its EAGLE-3 drafter with lookup, gamma 3',
     'chat',
     f'{_SMOLLM2} {_EAGLE} --dtype bfloat16 --max_new_tokens 96 --repeats 3 '
     f'--prompts {_PROMPTS}/chat.jsonl',
