@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import common, report
 from specdec_jax import distributions
-from specdec_jax.assembly import lengths, models
+from specdec_jax.assembly import lengths, models, usual
 from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import SpeculativeSampling
@@ -160,7 +160,7 @@ def read_draft(name: str, setting: Setting) -> Draft:
   Raises:
     ValueError: if it does not fit the target.
   """
-  is_model = models.usual_drafter(name) == 'model'
+  is_model = usual.drafter(name) == 'model'
   kind = DraftModel if is_model else SpecDrafter
   choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
   length = lengths.usual(choice.length)
