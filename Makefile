@@ -183,7 +183,8 @@ $(VENV)/dev.done: $(VENV)/demo.done
 $(VENV)/tunix.done: $(VENV)/pip.done setup.py
 	$(PYTHON) -m venv $(VENV)-tunix
 	$(VENV)-tunix/bin/pip install --quiet --disable-pip-version-check \
-	  --editable '.[tunix,grammar,notebooks]' 'pytest>=8' 'scipy>=1.11'
+	  --editable '.[tunix,grammar,notebooks]' 'pytest>=8' 'scipy>=1.11' \
+	  'ipykernel>=6.29' 'nbclient>=0.10'
 	@touch $@
 
 $(VENV)/docs.done: $(VENV)/pip.done setup.py
