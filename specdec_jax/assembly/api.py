@@ -68,7 +68,7 @@ def load(
       None for what the `draft_model` is for.
     draft_model: the drafter's weights, named like `model`. Without it and a
       drafter, what comes with this package for the model, see
-      `checkpoints.pretrained.DRAFTERS`, and else 'prompt_lookup'.
+      `checkpoints.pretrained.DRAFT_MODELS`, and else 'prompt_lookup'.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
     top_k: keeps the k likeliest tokens.

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import field_names
@@ -24,13 +23,13 @@ def drafter(checkpoint: str | None, sizes: str | None = None) -> str:
 
 
 def shipped(
-  target: str, options: Mapping[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
+  target: str, options: Mapping[str, object]
+) -> tuple[str | None, dict[str, object]]:
   """Returns the draft model that this package has for a target, and options of
   its drafter: those given, where a value is None if nothing is said, and its
   own. Without such a model, or if an option is for another drafter, it is
   None."""
-  found, own = pretrained.DRAFTERS.get(target, (None, {}))
+  found, own = pretrained.DRAFT_MODELS.get(target, (None, {}))
   mine = field_names(DRAFTERS[drafter(found)])
   others = {name for each in DRAFTERS.values() for name in field_names(each)}
   said = [name for name, value in options.items() if value is not None]

