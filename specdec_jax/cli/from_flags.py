@@ -80,8 +80,8 @@ def named(kind: Callable[..., Made], args: argparse.Namespace, **own) -> Made:
 
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
   checkpoint, given = args.draft_model, vars(args)
-  if not args.drafter and not checkpoint and not args.draft_config:
-    checkpoint, given = usual.shipped(args.model, given)
+  if not checkpoint and not args.draft_config:
+    checkpoint, given = usual.shipped(args.model, given, args.drafter)
   name = args.drafter or usual.drafter(checkpoint, args.draft_config)
   model = None
   if checkpoint:

@@ -144,7 +144,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--draft_model',
     help='the weights of the drafter, named like --model: a smaller model, an '
-    'EAGLE-3 network, a Spec-Drafter or heads',
+    'EAGLE-3 network, a Spec-Drafter or heads (default: what this package has '
+    'for --model and --drafter)',
   )
   add('--draft_config', metavar='SIZES', help='sizes of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')

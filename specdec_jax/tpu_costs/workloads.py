@@ -1,7 +1,9 @@
 """What is to be decoded on a TPU slice that need not be there."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +17,7 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen
 from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.sharding import mesh as mesh_lib
@@ -96,6 +99,7 @@ def decoder_of(
   drafter's. Raises ValueError if there are no such sizes, or they do not fit
   the target.
   """
+  _check_spelling(target, presets.PRESETS)
   model = Model(
     checkpoint=target,
     sizes=target,
@@ -112,6 +116,9 @@ def decoder_of(
       sizes = presets.eagle(draft, config, dtype=jnp.dtype(dtype))
     elif draft in presets.PRESETS or draft in presets.SPEC_DRAFTERS:
       sizes = draft
+    else:
+      named = presets.PRESETS, presets.SPEC_DRAFTERS, presets.EAGLES
+      _check_spelling(draft, itertools.chain(*named))
     own = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
   return decoder_lib.outline(
     model,
@@ -119,3 +126,11 @@ def decoder_of(
     sampling=Sampling(temperature=1.0),
     is_dry_run=True,
   )
+
+
+def _check_spelling(name: str, known: Iterable[str]) -> None:
+  """Raises ValueError if a name is no path and almost one of some sizes."""
+  sizes = {*known}
+  hint = did_you_mean(name, sizes, cutoff=0.85)
+  if name not in sizes and hint and not Path(name).exists():
+    raise ValueError(f'no sizes are called {name!r}{hint}')

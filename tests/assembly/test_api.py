@@ -675,6 +675,14 @@ def test_shipped_targets_have_shipped_drafters():
     assert of('smollm2-135m', {name: 2}) == (None, {name: 2})
   assert of('ende-mini', {'gamma': 4}) == (pair, {'gamma': 4})
   assert of('./ende-mini', {}) == (None, {})
+  # A drafter given by name has its own, and no more options than are given.
+  assert of('smollm2-135m', {}, 'eagle') == (eagle, {})
+  kinds = {'model': pair, 'spec_drafter': 'ende-spec-drafter', 'eagle': None}
+  for kind, name in kinds.items():
+    assert of('ende-mini', {'gamma': 4}, kind) == (name, {'gamma': 4})
+  # The pair of language models loses, so that it has to be asked for.
+  assert of('lm-mini', {})[0] is None
+  assert of('lm-mini', {}, 'model')[0] == 'lm-nano'
 
 
 def test_a_shipped_target_drafts_unasked(tmp_path):

@@ -230,6 +230,14 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
       "called 'nobody'",
     ),
     (
+      ('--target', 't5_1_1_xx', '--draft', 't5_mini', '--topology', 'v4:1x1x1'),
+      'mean t5_1_1_xxl?',
+    ),
+    (
+      ('--target', 't5_mini', '--draft', 't5_nan', '--topology', 'v4:1x1x1'),
+      'mean t5_nano?',
+    ),
+    (
       ('--target', 't5_mini', '--draft', 'lm_nano', '--topology', 'v4:1x1x1'),
       'lm_nano decoder-only',
     ),
