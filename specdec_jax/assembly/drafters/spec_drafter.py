@@ -23,7 +23,7 @@ class SpecDrafter:
   @property
   def length(self) -> lengths.Length:
     # A block costs one pass, whatever its length.
-    return lengths.of(gamma=self.gamma, usual=25, tried=(5, 11, 23))
+    return lengths.of(gamma=self.gamma, usual=25, tried=(2, 5, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'spec_drafter')
