@@ -22,7 +22,7 @@ class SpecDrafter:
 
   @property
   def length(self) -> lengths.Length:
-    # A block costs one pass, whatever its length.
+    # A block costs one pass, whatever its length; scoring it costs a CPU more.
     return lengths.of(gamma=self.gamma, usual=25, tried=(2, 5, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
