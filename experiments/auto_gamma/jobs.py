@@ -5,9 +5,10 @@
 Each job is a command with `drafters/model.gin` and no gamma, or with
 `drafters/none.gin`. They run in pairs; every other pair begins with plain
 decoding. The time of a job includes starting, loading, tracing, compiling (with
-a warm cache), choosing and decoding. No choice is remembered when a job begins.
-The last column is the median ratio of the pairs, plain over default: above 1,
-the default is faster. The exit status is 1 if a ratio is below `--least`.
+a warm cache: a first pair of each kind is not counted), choosing and decoding.
+No choice is remembered when a job begins. The last column is the median ratio
+of the pairs, plain over default, with the least and the greatest: above 1, the
+default is faster. The exit status is 1 if a median is below `--least`.
 """
 
 import argparse
@@ -111,18 +112,17 @@ def _measure(args: argparse.Namespace, folder: Path) -> int:
         # Of a job of seconds a few pairs more.
         num_pairs = args.pairs if count >= 200 else 2 * args.pairs
         pairs = []
-        for i in range(-1 if count < 200 else 0, num_pairs):
+        for i in range(-1, num_pairs):
           names = list(DRAFTERS)[:: -1 if i % 2 else 1]
           took = {
             name: seconds_of(folder, name, task, *flags) for name in names
           }
           pairs += [took] if i >= 0 else []  # The first fills the cache.
-        clock, processor = (
-          statistics.median(
-            each['plain'][j] / each['default'][j] for each in pairs
-          )
+        ratios, processor = (
+          [each['plain'][j] / each['default'][j] for each in pairs]
           for j in (0, 1)
         )
+        clock = statistics.median(ratios)
         plain, default = (
           statistics.median(each[name][0] for each in pairs)
           for name in DRAFTERS
@@ -130,7 +130,8 @@ def _measure(args: argparse.Namespace, folder: Path) -> int:
         worst = min(worst, clock)
         print(
           f'| {count} | {way} | {dtype} | {plain:.2f} | {default:.2f} | '
-          f'{clock:.3f} ({processor:.3f} by processor time) |',
+          f'{clock:.3f} ({min(ratios):.3f} to {max(ratios):.3f}; '
+          f'{statistics.median(processor):.3f} by processor time) |',
           flush=True,
         )
   print(f'\nThe least is {worst:.3f}.')

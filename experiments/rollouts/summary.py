@@ -1,6 +1,6 @@
 """What trainings with several seeds show: rewards, KLs and times by step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +45,12 @@ def table(rows: Sequence[Cells], folder: Path) -> Table:
   except ImportError as error:
     figures = []
     notes.append(f'There is no plot: {error}.')
-  if difference := _difference(rows):
-    notes.append(difference)
+  by_seed = _by_seed(rows)
+  if len(by_seed) == 2:
+    notes.append(_difference(by_seed))
+    # The first step compiles.
+    if later := [row for row in rows if row['step'] > 1]:
+      notes.append(_speed(_by_seed(later)))
   return Table(rows=_cells(rows), figures=figures, notes=notes)
 
 
@@ -74,6 +78,8 @@ def _cells(rows: Sequence[Cells]) -> list[Cells]:
         cells[shown] = form.format(centre)
         cells[f'{shown}, 95%'] = report.interval(interval, f'{form} to {form}')
     cells |= {name: mean(of(name))[0] for name in ('seconds', 'tokens')}
+    if (name := 'tokens_per_target_run') in own[0]:
+      cells['tokens per target run'] = mean(of(name))[0]
     if 'vanilla_seconds' in own[0]:
       cells["Tunix's seconds"] = mean(of('vanilla_seconds'))[0]
       cells["Tunix's tokens"] = mean(of('vanilla_tokens'))[0]
@@ -81,28 +87,47 @@ def _cells(rows: Sequence[Cells]) -> list[Cells]:
   return found
 
 
-def _difference(rows: Sequence[Cells]) -> str:
-  """Compares the rewards of two engines, seed by seed; empty for one engine."""
-  engines = sorted({row['engine'] for row in rows})
-  if len(engines) != 2:
-    return ''
-  own = {
-    engine: [
-      np.mean([r['reward'] for r in rows if (r['engine'], r['seed']) == key])
-      for key in sorted(
-        {(engine, r['seed']) for r in rows if r['engine'] == engine}
-      )
-    ]
-    for engine in engines
-  }
-  first, second = own.values()
-  centre, interval = mean(np.subtract(first, second).tolist())
-  shown = f' ({report.interval(interval, "{:+.3f} to {:+.3f}")})'
+def _by_seed(rows: Sequence[Cells]) -> dict[str, list[list[Cells]]]:
+  """Returns the rows of each training, in the order of seeds, by engine."""
+  found: dict[str, dict[int, list[Cells]]] = {}
+  for row in sorted(rows, key=lambda row: (row['engine'], row['seed'])):
+    found.setdefault(row['engine'], {}).setdefault(row['seed'], []).append(row)
+  return {engine: [*own.values()] for engine, own in found.items()}
+
+
+def _difference(by_seed: Mapping[str, Sequence[Sequence[Cells]]]) -> str:
+  """Compares the rewards of two engines, seed by seed."""
+  first, second = (
+    np.array([np.mean([row['reward'] for row in own]) for own in trainings])
+    for trainings in by_seed.values()
+  )
+  engine, other = by_seed
   return (
-    f'Reward of {engines[0]} less that of {engines[1]}, mean of all steps: '
-    f'{centre:+.3f}{shown if interval else ""}, over {len(first)} seeds, which '
+    f'Reward of {engine} less that of {other}, mean of all steps: '
+    f'{_shown(first - second, "{:+.3f}")}, over {len(first)} seeds, which '
     'have the same prompts.'
   )
+
+
+def _speed(by_seed: Mapping[str, Sequence[Sequence[Cells]]]) -> str:
+  """Compares the tokens per second of two engines, seed by seed."""
+  total = lambda own, name: sum(row[name] for row in own)
+  first, second = (
+    np.array([total(own, 'tokens') / total(own, 'seconds') for own in each])
+    for each in by_seed.values()
+  )
+  engine, other = by_seed
+  return (
+    f'Tokens per second of {engine} over those of {other}, all steps but the '
+    f'first: {_shown(first / second, "{:.2f}")}.'
+  )
+
+
+def _shown(values: np.ndarray, form: str) -> str:
+  """Shows the mean of values, and its interval if there is one."""
+  centre, interval = mean(values.tolist())
+  ends = f' ({report.interval(interval, f"{form} to {form}")})'
+  return form.format(centre) + (ends if interval else '')
 
 
 def _draw(rows: Sequence[Cells], path: Path) -> None:
