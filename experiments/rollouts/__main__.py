@@ -4,7 +4,8 @@
     python -m experiments.rollouts --pairs --model smollm2-135m --batch_size 8
 
 Each step writes a line of JSON: the mean reward, the seconds of its rollouts,
-and for speculative ones tokens per target run. Engines train in turns by seed;
+and for speculative ones tokens per target run. Trainings whose lines a stopped
+run has left are not repeated. Engines train in turns by seed;
 with `--pairs` the speculative one alone trains, and both decode in each step.
 With `--beta` the policy is kept near what it began from, and lines, which come
 when a training ends, have Tunix's KL. `summary.py` sums up all seeds.
@@ -307,19 +308,32 @@ def measure(args: argparse.Namespace, folder: Path) -> Table:
   """Trains with each engine and seed, and sums up what was written."""
   make = toy if args.model == 'toy' else lambda: pretrained(args.model)
   args.output.parent.mkdir(parents=True, exist_ok=True)
-  rows = list[Cells]()
+  elsewhere = 'seeds', 'output', 'results'
+  settings = {k: v for k, v in vars(args).items() if k not in elsewhere}
+  rows, left = list[Cells](), report.lines(args.output)
 
   def write(row: Cells) -> None:
-    line = json.dumps({'model': args.model} | row)
+    line = json.dumps(row | {'settings': settings})
     print(line, flush=True)
     with args.output.open('a') as file:
       file.write(line + '\n')
     rows.append(row)
 
+  def found(engine: str, seed: int) -> list[Cells]:
+    """Returns what was written of a training with these settings, if whole."""
+    key = {'engine': engine, 'seed': seed, 'settings': settings}
+    own = [row for row in left if row.items() >= key.items()][-args.steps :]
+    whole = [*range(1, args.steps + 1)]
+    return own if [row['step'] for row in own] == whole else []
+
   engines = ENGINES[1:] if args.pairs else ENGINES
   for seed in range(args.seeds):
     for engine in engines if seed % 2 == 0 else engines[::-1]:
-      train(engine, make, args, seed, write)
+      if own := found(engine, seed):
+        print(f'seed {seed}, {engine}: read from {args.output}')
+        rows += own
+      else:
+        train(engine, make, args, seed, write)
   return summary.table(rows, folder)
 
 

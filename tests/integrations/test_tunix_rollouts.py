@@ -71,7 +71,7 @@ def promoted():
 @pytest.mark.tunix
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 @pytest.mark.filterwarnings('ignore::UserWarning')
-def test_a_training_reports_its_kl(tmp_path, promoted):
+def test_a_training_reports_its_kl_and_is_not_repeated(tmp_path, promoted):
   pytest.importorskip('tunix', reason='needs Tunix')
   from experiments.rollouts import __main__ as rollouts
 
@@ -97,3 +97,14 @@ def test_a_training_reports_its_kl(tmp_path, promoted):
   # Tunix's engine, too, draws anew in each step of each seed.
   assert len({row['reward'] for row in rows if 'loop_seconds' not in row}) == 6
   assert '| speculative | 1 | 2 |' in (tmp_path / 'rollouts.md').read_text()
+  # Stopped in the last training, it repeats this one alone.
+  lines = path.read_text().splitlines(keepends=True)
+  path.write_text(''.join(lines[:-1]) + lines[-1][:20])
+  (tmp_path / 'rollouts.json').unlink()
+  rollouts.main([*sizes, '--learning_rate=0.003', *outputs])
+  again = [json.loads(line) for line in path.read_text().splitlines()]
+  assert (again[:11], len(again)) == (rows[:11], 11 + 3)
+  rewards = lambda rows: [row['reward'] for row in rows]
+  np.testing.assert_allclose(rewards(again[11:]), rewards(rows[9:]))
+  renewed = json.loads((tmp_path / 'rollouts.json').read_text())
+  assert len(renewed['rows']) == 2 * 3
