@@ -5,10 +5,10 @@
 
 Each step writes a line of JSON: the mean reward, the seconds of its rollouts,
 and for speculative ones tokens per target run. Trainings whose lines a stopped
-run has left are not repeated. Engines train in turns by seed;
-with `--pairs` the speculative one alone trains, and both decode in each step.
-With `--beta` the policy is kept near what it began from, and lines, which come
-when a training ends, have Tunix's KL. `summary.py` sums up all seeds.
+run has left are not repeated. Engines train in turns by seed; with `--pairs`
+the speculative one alone trains, and both decode in each step. With `--beta`
+the policy is kept near what it began from, and lines, which come when a
+training ends, have Tunix's KL. `summary.py` sums up all seeds.
 """
 
 import argparse
@@ -22,125 +22,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
-from flax import nnx
-from tunix.models.qwen2 import model as qwen2
 from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
-from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from experiments import report
 from experiments.report import Cells, Table
-from experiments.rollouts import summary
-from specdec_jax.assembly import models
-from specdec_jax.assembly.models import Model
-from specdec_jax.checkpoints import formats, loading
+from experiments.rollouts import policies, summary
 from specdec_jax.integrations.tunix import SpeculativeRollout
 
 MODULE = 'experiments.rollouts'
 TITLE = 'GRPO with either engine of rollouts'
 ENGINES = 'vanilla', 'speculative'
-TOY = {
-  'num_layers': 2,
-  'embed_dim': 64,
-  'num_heads': 4,
-  'num_kv_heads': 2,
-  'head_dim': 16,
-  'hidden_dim': 128,
-}
-
-
-class Tokenizer:
-  """The bytes of a text, or a message to a model with a vocabulary of this
-  package's, as Tunix asks for them."""
-
-  def __init__(self, vocabulary: Any = None):
-    self.vocabulary = vocabulary
-
-  def encode(self, text: str) -> list[int]:
-    if self.vocabulary is None:
-      return [3 + byte for byte in text.encode()]
-    messages = [{'role': 'user', 'content': text}]
-    ids: list[int] = self.vocabulary.encode_chat(messages)
-    return ids
-
-  def decode(self, ids: list[int]) -> str:
-    if self.vocabulary is None:
-      found = bytes(i - 3 for i in ids if i >= 3)
-      return found.decode(errors='replace')
-    text: str = self.vocabulary.decode(ids)
-    return text
-
-  def bos_id(self) -> int:
-    return 0
-
-  def eos_id(self) -> int:
-    return 2
-
-  def pad_id(self) -> int:
-    return 0 if self.vocabulary is None else 3
-
-
-def toy() -> tuple[nnx.Module, Tokenizer]:
-  """A network with random weights over bytes."""
-  config = qwen2.ModelConfig(
-    **TOY, vocab_size=259, norm_eps=1e-6, rope_theta=10_000
-  )
-  return _randomized(qwen2.Qwen2(config, rngs=nnx.Rngs(0))), Tokenizer()
-
-
-def _randomized(model: nnx.Module) -> nnx.Module:
-  """Tunix leaves feed-forwards at zero until weights are read."""
-  rng = np.random.default_rng(0)
-  draw = lambda x: jax.numpy.asarray(rng.normal(0, 0.05, x.shape), x.dtype)
-  nnx.update(model, jax.tree.map(draw, nnx.state(model, nnx.Param)))
-  return model
-
-
-def pretrained(name: str) -> tuple[nnx.Module, Tokenizer]:
-  """A Llama in Tunix's Qwen2, with biases of zero: Tunix's own Llama does not
-  read the base of its rotary positions."""
-  by_name = Model(checkpoint=name, dtype='float32')
-  config: Any = models.read_config(by_name)
-  made: Any = nnx.eval_shape(
-    lambda: qwen2.Qwen2(
-      qwen2.ModelConfig(
-        num_layers=config.num_layers,
-        vocab_size=config.vocab_size,
-        embed_dim=config.embed_dim,
-        hidden_dim=config.mlp_dim,
-        num_heads=config.num_heads,
-        head_dim=config.head_dim,
-        num_kv_heads=config.num_kv_heads,
-        rope_theta=int(config.rope_base),
-        norm_eps=config.norm_epsilon,
-        use_tied_embedding=True,
-      ),
-      rngs=nnx.Rngs(0),
-    )
-  )
-  params = formats.read_params(loading.locate(name), config, None)
-  put = lambda there, value: there.set_value(
-    jax.numpy.asarray(value).reshape(there.get_value().shape)
-  )
-  put(made.embedder.input_embedding, params['token_embedder']['embedding'])
-  put(made.final_norm.w, params['decoder_norm']['scale'])
-  for i, layer in enumerate(made.layers):
-    own = params[f'layers_{i}']
-    put(layer.input_layernorm.w, own['pre_self_attention_layer_norm']['scale'])
-    put(layer.post_attention_layernorm.w, own['pre_mlp_layer_norm']['scale'])
-    attention, mlp = own['self_attention'], own['mlp']
-    for theirs, ours in zip('qkv', ('query', 'key', 'value'), strict=True):
-      projection = getattr(layer.attn, f'{theirs}_proj')
-      put(projection.w, attention[ours]['kernel'])
-      bias = getattr(layer.attn, f'{theirs}_bias')
-      put(bias, np.zeros(bias.get_value().shape, np.float32))
-    put(layer.attn.o_proj.w, attention['out']['kernel'])
-    for theirs, ours in (('gate', 'wi_0'), ('up', 'wi_1'), ('down', 'wo')):
-      put(getattr(layer.mlp, f'{theirs}_proj').kernel, mlp[ours]['kernel'])
-  return made, Tokenizer(models.read_vocabulary(by_name, config))
 
 
 def reward(prompts, completions, **_: Any) -> list[float]:
@@ -154,20 +48,10 @@ def reward(prompts, completions, **_: Any) -> list[float]:
   return found
 
 
-def prompts_of(seed: int, num_steps: int, num_prompts: int) -> list[dict]:
-  """Batches of questions."""
-  rng = np.random.default_rng(seed)
-  terms = rng.integers(1, 60, (num_steps, num_prompts, 2))
-  text = lambda pair: 'What is {} + {}? Give the number alone.'.format(*pair)
-  return [{'prompts': np.array([*map(text, step)])} for step in terms]
-
-
 def cluster_config(engine: str, args: argparse.Namespace) -> Any:
   """What a training is told, the same for both engines."""
   drafts = {} if args.gamma is None else {'gamma': args.gamma}
-  mesh = jax.make_mesh(
-    (1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
+  mesh = policies.mesh()
   return rl_cluster.ClusterConfig(
     role_to_mesh=dict.fromkeys(
       (
@@ -193,45 +77,24 @@ def cluster_config(engine: str, args: argparse.Namespace) -> Any:
       rollout_micro_batch_size=args.prompts,
       compute_logps_micro_batch_size=1,
     ),
-    rollout_config=base_rollout.RolloutConfig(
-      max_tokens_to_generate=args.tokens,
-      max_prompt_length=64,
-      kv_cache_size=64 + args.tokens,
-      temperature=1.0,
-    ),
+    rollout_config=policies.rollout_config(args.tokens),
   )
 
 
-def vanilla(model: Any, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
-  """Makes Tunix's engine for a policy that another one decodes as well."""
-  sizes = model.config
-  return vanilla_rollout.VanillaRollout(
-    model,
-    tokenizer,
-    base_rollout.CacheConfig(
-      cache_size=64 + args.tokens,
-      num_layers=sizes.num_layers,
-      num_kv_heads=sizes.num_kv_heads,
-      head_dim=sizes.head_dim,
-    ),
-  )
-
-
-def train(
-  engine: str, make: Any, args: argparse.Namespace, seed: int, write: Any
-) -> None:
+def train(engine: str, args: argparse.Namespace, seed: int, write: Any) -> None:
   """Trains a fresh policy with one engine, and writes a row per step."""
-  model, tokenizer = make()
+  model, tokenizer = policies.make(args.model)
   cluster = rl_cluster.RLCluster(
     actor=model,
     # Another copy of the same weights, which stays as it is.
-    reference=make()[0] if args.beta else None,
+    reference=policies.make(args.model)[0] if args.beta else None,
     tokenizer=tokenizer,
     cluster_config=cluster_config(engine, args),
   )
   own, steps = cluster.rollout, list[Cells]()
   generate = own.generate
-  others = [vanilla(own.model(), tokenizer, args)] if args.pairs else []
+  other = lambda: policies.vanilla(own.model(), tokenizer, args.tokens)
+  others = [other()] if args.pairs else []
 
   def timed(prompts: list[str], config: Any, **named: Any) -> Any:
     row = {'engine': engine, 'seed': seed, 'step': len(steps) + 1}
@@ -270,7 +133,7 @@ def train(
     reward_fns=rewarded,
   )
   logger = cluster.actor_trainer.metrics_logger
-  learner.train(prompts_of(seed, args.steps, args.prompts))
+  learner.train(policies.prompts_of(seed, args.steps, args.prompts))
   if args.beta:
     # Tunix tells a step's KL during later ones, and the last when it ends.
     kls = logger.get_metric_history('actor', 'kl', 'train')
@@ -306,7 +169,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(args: argparse.Namespace, folder: Path) -> Table:
   """Trains with each engine and seed, and sums up what was written."""
-  make = toy if args.model == 'toy' else lambda: pretrained(args.model)
   args.output.parent.mkdir(parents=True, exist_ok=True)
   elsewhere = 'seeds', 'output', 'results'
   settings = {k: v for k, v in vars(args).items() if k not in elsewhere}
@@ -333,7 +195,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Table:
         print(f'seed {seed}, {engine}: read from {args.output}')
         rows += own
       else:
-        train(engine, make, args, seed, write)
+        train(engine, args, seed, write)
   return summary.table(rows, folder)
 
 

@@ -108,3 +108,16 @@ def test_a_training_reports_its_kl_and_is_not_repeated(tmp_path, promoted):
   np.testing.assert_allclose(rewards(again[11:]), rewards(rows[9:]))
   renewed = json.loads((tmp_path / 'rollouts.json').read_text())
   assert len(renewed['rows']) == 2 * 3
+
+
+@pytest.mark.tunix
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.filterwarnings('ignore::UserWarning')
+def test_draws_are_the_policys_and_a_control_is_rejected(tmp_path, promoted):
+  pytest.importorskip('tunix', reason='needs Tunix')
+  from experiments.rollouts import draws
+
+  draws.main(['--tokens=16', '--control=0.05', f'--results={tmp_path}'])
+  rows = json.loads((tmp_path / 'draws.json').read_text())['rows']
+  assert [row['rejected'] for row in rows] == ['no', 'no', 'no', 'yes']
+  assert [row['samples'] for row in rows] == [4 * 16 * 2] * 4
