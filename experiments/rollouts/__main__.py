@@ -33,7 +33,6 @@ from experiments.rollouts import policies, summary
 from specdec_jax.integrations.tunix import SpeculativeRollout
 
 MODULE = 'experiments.rollouts'
-TITLE = 'GRPO with either engine of rollouts'
 ENGINES = 'vanilla', 'speculative'
 
 
@@ -164,7 +163,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   args = parser.parse_args(argv)
   folder = args.results or args.output.parent
   run = functools.partial(measure, args, folder)
-  report.measure((MODULE, argv), folder, summary.NAME, TITLE, run)
+  of_model = '' if args.model == 'toy' else f' of {args.model}'
+  title = f'GRPO{of_model} with either engine of rollouts'
+  report.measure((MODULE, argv), folder, summary.NAME, title, run)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Table:
