@@ -173,6 +173,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Table:
   args.output.parent.mkdir(parents=True, exist_ok=True)
   elsewhere = 'seeds', 'output', 'results'
   settings = {k: v for k, v in vars(args).items() if k not in elsewhere}
+  settings['code'] = report.of_code()['code']
   rows, left = list[Cells](), report.lines(args.output)
 
   def write(row: Cells) -> None:
@@ -183,7 +184,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Table:
     rows.append(row)
 
   def found(engine: str, seed: int) -> list[Cells]:
-    """Returns what was written of a training with these settings, if whole."""
+    """Returns the rows that are left of a training, if they are all."""
     key = {'engine': engine, 'seed': seed, 'settings': settings}
     own = [row for row in left if row.items() >= key.items()][-args.steps :]
     whole = [*range(1, args.steps + 1)]
