@@ -182,11 +182,13 @@ def parse(configuration: Configuration) -> None:
     if isinstance(error, ImportError):
       reason += ': install it, or leave the import out'
     raise ValueError(f'gin: {reason}') from error
+  bindings.cache_clear()
   _check_macros(bindings())
   gin_types.check(bindings(), gin.get_configurable)
 
 
-def bindings() -> dict[str, str]:
+@functools.cache  # gin takes tens of milliseconds to write them down.
+def bindings() -> Mapping[str, str]:
   """Returns all bindings of the last `parse`, macros too, as written."""
   # Values of many lines are written on one, however long it is.
   text = _import_gin().config_str(max_line_length=10**6)

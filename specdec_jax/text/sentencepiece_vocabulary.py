@@ -113,30 +113,37 @@ def load(
   Raises ValueError if the file is no SentencePiece model, or there are too many
   sentinels; ImportError without the sentencepiece package.
   """
-  model = user_path(path).read_bytes()
-  purpose = 'a SentencePiece vocabulary'
-  sentencepiece = require('sentencepiece', extra='models', purpose=purpose)
-  processor = sentencepiece.SentencePieceProcessor()
   try:
-    processor.LoadFromSerializedProto(model)
-    if extra_ids is None:
-      extra_ids = _usual_sentinels(processor.get_piece_size(), num_rows)
-    if extra_ids > MAX_SENTINELS:
-      raise ValueError(
-        f'{extra_ids} sentinels cannot follow the pieces of {path}: there can '
-        f'be up to {MAX_SENTINELS}'
-      )
-    # mT5's model has its sentinels already.
-    if processor.is_unknown(processor.piece_to_id(_sentinel(0))):
-      processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
-    else:
-      extra_ids = 0
-    processor.id_to_piece(list(range(processor.get_piece_size())))
+    return _parsed(user_path(path).read_bytes(), extra_ids, num_rows)
   # UnicodeDecodeError if a piece, or one in the error's message, is not text.
   except (RuntimeError, UnicodeDecodeError) as error:
     raise ValueError(
       f'{path} is no SentencePiece model, or is truncated'
     ) from error
+
+
+# Twice: target and draft model mostly have the same.
+@functools.lru_cache(maxsize=1)
+def _parsed(
+  model: bytes, extra_ids: int | None, num_rows: int | None
+) -> SentencePieceVocabulary:
+  purpose = 'a SentencePiece vocabulary'
+  sentencepiece = require('sentencepiece', extra='models', purpose=purpose)
+  processor = sentencepiece.SentencePieceProcessor()
+  processor.LoadFromSerializedProto(model)
+  if extra_ids is None:
+    extra_ids = _usual_sentinels(processor.get_piece_size(), num_rows)
+  if extra_ids > MAX_SENTINELS:
+    raise ValueError(
+      f'{extra_ids} sentinels cannot follow the pieces: there can be up to '
+      f'{MAX_SENTINELS}'
+    )
+  # mT5's model has its sentinels already.
+  if processor.is_unknown(processor.piece_to_id(_sentinel(0))):
+    processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
+  else:
+    extra_ids = 0
+  processor.id_to_piece(list(range(processor.get_piece_size())))
   eos_id = processor.eos_id()
   return SentencePieceVocabulary(
     processor=processor,
