@@ -31,6 +31,8 @@ from specdec_jax.measure import metrics, trials
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
+_LOOP = 'refilled'
+
 
 class Ahead:
   """Examples of which `has` can tell how many follow, before they are used."""
@@ -128,7 +130,7 @@ def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   batch_examples = job.decoding.batch_examples
   least = trials.NUM_BATCHES * batch_examples if batch_examples > 1 else 0
   is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
-  known = trials.recall(_where(job)) if processes.is_first() else None
+  known = _recall(job) if processes.is_first() else None
   # Of shorter texts, for which the drafter had room.
   if known is not None and known.gamma > max(job.decoder.tried_gammas):
     known = None
@@ -141,9 +143,16 @@ def begin(job: Job, rows: Iterator[Row]) -> Gammas:
   return dataclasses.replace(begun, is_long=is_long, choice=known)
 
 
-def _where(job: Job) -> dict[str, str]:
+def _recall(job: Job) -> ChosenGamma | None:
+  """Returns what is remembered of such batches, or else that drafts pay even in
+  batches that wait for their slowest row, as in `bench`."""
+  known, waiting = (trials.recall(_where(job, x)) for x in (_LOOP, 'whole'))
+  return known or (waiting if waiting and waiting.gamma else None)
+
+
+def _where(job: Job, loop: str = _LOOP) -> dict[str, str]:
   size, mesh = job.decoding.batch_size, job.mesh
-  return auto_gamma.where(job.decoder, size, mesh.size, 'refilled')
+  return auto_gamma.where(job.decoder, size, mesh.size, loop)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax.assembly import models
+import specdec_jax
+from specdec_jax.assembly import auto_gamma, models
 from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
@@ -135,6 +136,40 @@ def test_a_gamma_without_positions_is_not_tried(num_new, gammas, monkeypatch):
     monkeypatch.setattr(trials, 'recall', lambda where, it=remembered: it)
     begun = chunks.begin(job, itertools.repeat(None))
     assert begun.choice == (remembered if gamma in gammas else None)
+
+
+@pytest.mark.parametrize('gamma', [0, 5])
+def test_drafts_that_pay_in_whole_batches_do_in_refilled_ones(
+  gamma, monkeypatch
+):
+  """What `bench` remembers; that plain decoding pays there says nothing."""
+  pytest.importorskip('sentencepiece')
+  drafter = DraftModel(model=Model(checkpoint='ende-nano'))
+  job = decoding.outline(
+    Model(checkpoint='ende-mini'),
+    decoding.Decoding(make_drafter=lambda: drafter, batch_size=1),
+    {'inputs': 64, 'targets': 24},
+    'predict',
+    mesh.device_mesh(num_devices=1),
+  )
+  loaded = specdec_jax.load(
+    'ende-mini', draft_model='ende-nano', dtype='bfloat16'
+  )
+  place = auto_gamma.where(loaded, 1, 1)
+  choices = []
+  for loop in ('refilled', 'whole'):
+    found = {**place, 'loop': loop}
+    choice = ChosenGamma(gamma=gamma, sentence=loop)
+    monkeypatch.setattr(
+      trials,
+      'recall',
+      lambda where, it=choice, found=found: it if where == found else None,
+    )
+    choices.append(chunks.begin(job, itertools.repeat(None)).choice)
+  assert [each and each.sentence for each in choices] == [
+    'refilled',
+    'whole' if gamma else None,
+  ]
 
 
 @pytest.mark.parametrize('num_devices', [0, -1, '1'])
