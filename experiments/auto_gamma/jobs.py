@@ -6,10 +6,9 @@ Each job is a command with `drafters/model.gin` and no gamma, or with
 `drafters/none.gin`. They run in pairs; every other pair begins with plain
 decoding. The time of a job includes starting, loading, tracing, compiling (with
 a warm cache: a first pair of each kind is not counted), choosing and decoding.
-No choice is remembered when a job begins; with `--bench` it is what `specdec
-bench` chose before, on other texts. The last column is the median ratio of the
-pairs, plain over default, with the least and the greatest: above 1, the default
-is faster. The exit status is 1 if a median is below `--least`.
+No choice is remembered when a job begins. The last column is the median ratio
+of the pairs, plain over default, with the least and the greatest: above 1, the
+default is faster. The exit status is 1 if a median is below `--least`.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from experiments import common
 from specdec_jax.measure import stopwatch, trials
 
 TEXTS = Path(__file__).parents[1] / 'suite' / 'prompts'
-BENCH = Path(__file__).parents[1] / 'prompts' / 'short.jsonl'
 DRAFTERS = {
   'plain': ('--gin_file=drafters/none.gin',),
   'default': (
@@ -51,9 +49,17 @@ def write_sentences(path: Path, count: int) -> None:
 
 def seconds_of(folder: Path, name: str, task: Path, *flags: str) -> list[float]:
   """Runs a job: its seconds, of the clock and of the processor."""
+  trials.forget()
   out = tempfile.mkdtemp(dir=folder)
   argv = [
-    *('infer', '--model=as_stored', '--gin_file=runs/infer.gin'),
+    *(
+      sys.executable,
+      '-m',
+      'specdec_jax',
+      'infer',
+      '--model=as_stored',
+      '--gin_file=runs/infer.gin',
+    ),
     *DRAFTERS[name],
     "--gin.CHECKPOINT_PATH='ende-mini'",
     f"--gin.MIXTURE_OR_TASK_NAME='{task}'",
@@ -61,19 +67,14 @@ def seconds_of(folder: Path, name: str, task: Path, *flags: str) -> list[float]:
     *flags,
   ]
   started = _now()
-  _specdec(*argv)
-  return [end - start for start, end in zip(started, _now(), strict=True)]
-
-
-def _specdec(*argv: str) -> None:
-  """Runs a command; prints what it chose to standard error."""
-  command = [sys.executable, '-m', 'specdec_jax', *argv]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  done = subprocess.run(argv, capture_output=True, text=True, check=False)
+  ended = _now()
   if done.returncode:
     raise ValueError(done.stderr)
   for line in done.stderr.splitlines():
     if 'gamma auto' in line:
       print(f'  {line}', file=sys.stderr, flush=True)
+  return [end - start for start, end in zip(started, ended, strict=True)]
 
 
 def _now() -> tuple[float, float]:
@@ -111,18 +112,11 @@ def _measure(args: argparse.Namespace, folder: Path) -> int:
         # Of a job of seconds a few pairs more.
         num_pairs = args.pairs if count >= 200 else 2 * args.pairs
         pairs = []
-        if args.bench and not beams:
-          trials.forget()
-          _specdec(
-            *('bench', '--model=ende-mini', f'--dtype={dtype}'),
-            *(f'--batch_size={value}', f'--prompts={BENCH}'),
-          )
         for i in range(-1, num_pairs):
-          took = {}
-          for name in list(DRAFTERS)[:: -1 if i % 2 else 1]:
-            if not args.bench:
-              trials.forget()
-            took[name] = seconds_of(folder, name, task, *flags)
+          names = list(DRAFTERS)[:: -1 if i % 2 else 1]
+          took = {
+            name: seconds_of(folder, name, task, *flags) for name in names
+          }
           pairs += [took] if i >= 0 else []  # The first fills the cache.
         ratios, processor = (
           [each['plain'][j] / each['default'][j] for each in pairs]
@@ -156,7 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   add('--dtypes', nargs='+', default=['float32', 'bfloat16'])
   add('--new_tokens', type=int, default=24)
   add('--pairs', type=int, default=1, help='twice as many of 50')
-  add('--bench', action='store_true', help='lets specdec bench choose first')
   add('--least', type=float, default=0.97)
   return run(parser.parse_args(argv))
 
