@@ -159,6 +159,7 @@ def parse(configuration: Configuration) -> None:
   """Reads a configuration; ValueError if a part of it is missing or wrong."""
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
+  bindings.cache_clear()
   # Files import modules that lie there, as they do under `python -m`.
   if (here := os.getcwd()) not in sys.path:
     sys.path.append(here)
@@ -182,7 +183,6 @@ def parse(configuration: Configuration) -> None:
     if isinstance(error, ImportError):
       reason += ': install it, or leave the import out'
     raise ValueError(f'gin: {reason}') from error
-  bindings.cache_clear()
   _check_macros(bindings())
   gin_types.check(bindings(), gin.get_configurable)
 

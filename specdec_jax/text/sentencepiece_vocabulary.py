@@ -113,8 +113,14 @@ def load(
   Raises ValueError if the file is no SentencePiece model, or there are too many
   sentinels; ImportError without the sentencepiece package.
   """
+  model = user_path(path).read_bytes()
+  if (extra_ids or 0) > MAX_SENTINELS:
+    raise ValueError(
+      f'{extra_ids} sentinels cannot follow the pieces of {path}: there can be '
+      f'up to {MAX_SENTINELS}'
+    )
   try:
-    return _parsed(user_path(path).read_bytes(), extra_ids, num_rows)
+    return _parsed(model, extra_ids, num_rows)
   # UnicodeDecodeError if a piece, or one in the error's message, is not text.
   except (RuntimeError, UnicodeDecodeError) as error:
     raise ValueError(
@@ -122,7 +128,7 @@ def load(
     ) from error
 
 
-# Twice: target and draft model mostly have the same.
+# Target and draft model mostly have the same file.
 @functools.lru_cache(maxsize=1)
 def _parsed(
   model: bytes, extra_ids: int | None, num_rows: int | None
@@ -133,11 +139,6 @@ def _parsed(
   processor.LoadFromSerializedProto(model)
   if extra_ids is None:
     extra_ids = _usual_sentinels(processor.get_piece_size(), num_rows)
-  if extra_ids > MAX_SENTINELS:
-    raise ValueError(
-      f'{extra_ids} sentinels cannot follow the pieces: there can be up to '
-      f'{MAX_SENTINELS}'
-    )
   # mT5's model has its sentinels already.
   if processor.is_unknown(processor.piece_to_id(_sentinel(0))):
     processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
