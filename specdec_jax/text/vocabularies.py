@@ -6,6 +6,7 @@ import datetime
 import functools
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
@@ -23,6 +24,8 @@ Tools = Messages | None
 
 SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+# A byte of a text, as SentencePiece's vocabularies and `tokenizers` name it.
+_BYTE_TOKEN = re.compile('<0x([0-9A-Fa-f]{2})>')
 
 
 def encode_chat(
@@ -88,11 +91,31 @@ class Vocabulary:
   pieces = text_pieces
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Decodes token ids; bytes that are not UTF-8 become U+FFFD."""
+    """Decodes token ids; bytes that are not UTF-8 become U+FFFD, and those
+    around them keep their text."""
+    ids = [int(i) for i in ids]
     with package_errors('the tokenizer cannot decode these ids'):
-      return self.tokenizer.decode(
-        [int(i) for i in ids], skip_special_tokens=not keep_special
-      )
+      text = self.tokenizer.decode(ids, skip_special_tokens=not keep_special)
+      if _REPLACEMENT not in text or not self._has_byte_tokens:
+        return text
+      # Of a run of byte tokens, `tokenizers` decodes all bytes or none: the
+      # bytes of 'é', then the first of another 'é', are three U+FFFD to it, and
+      # 'é\ufffd' to SentencePiece, whose tokens they are.
+      tokens = [self.tokenizer.id_to_token(i) for i in ids]
+      hidden = set() if keep_special else self._special_tokens
+      shown = [token for token in tokens if token and token not in hidden]
+      return self.tokenizer.decoder.decode(_without_broken_bytes(shown))
+
+  @functools.cached_property
+  def _has_byte_tokens(self) -> bool:
+    """Tells whether tokens such as `<0x0A>` are bytes of a text."""
+    decoder = self.tokenizer.decoder
+    return decoder is not None and b'"ByteFallback"' in decoder.__getstate__()
+
+  @functools.cached_property
+  def _special_tokens(self) -> set[str]:
+    added = self.tokenizer.get_added_tokens_decoder()
+    return {token.content for token in added.values() if token.special}
 
   def id_to_text(self, token_id: int) -> str:
     """Returns the token's text, or its name if it has no text."""
@@ -111,13 +134,36 @@ class Vocabulary:
     return tokens
 
 
+def _without_broken_bytes(tokens: Sequence[str]) -> list[str]:
+  """Replaces each byte token that is no part of a UTF-8 character by U+FFFD."""
+  result: list[str] = []
+  is_byte = lambda token: _BYTE_TOKEN.fullmatch(token) is not None
+  for is_run, group in itertools.groupby(tokens, is_byte):
+    run = list(group)
+    if not is_run:
+      result += run
+      continue
+    # Python makes a lone surrogate of each byte that is no part of a character:
+    # the three bytes of 'é' and of half an 'é' are 'é\udcc3'.
+    values = bytes(int(token[3:5], 16) for token in run)
+    start = 0
+    for character in values.decode(errors='surrogateescape'):
+      num_bytes = len(character.encode(errors='surrogateescape'))
+      is_broken = '\udc80' <= character <= '\udcff'
+      result += [_REPLACEMENT] if is_broken else run[start : start + num_bytes]
+      start += num_bytes
+  return result
+
+
 @dataclasses.dataclass(frozen=True)
 class TextStream:
   """Where a streamed text stands: the ids of the last text that was given out,
-  for its spacing, and those whose text is still held back."""
+  for its spacing, the ids whose text was not given out as a whole, and how many
+  characters of it were."""
 
   shown: tuple[int, ...] = ()
   pending: tuple[int, ...] = ()
+  num_given: int = 0
 
 
 def stream_text(
@@ -134,26 +180,38 @@ def stream_text(
   # "é" is two bytes: after a token of the first, the text ends in U+FFFD, and
   # both are given out with the token of the second.
   pending = state.pending + tuple(int(i) for i in ids)
-  state = TextStream(state.shown, pending)
-  text = flush_text(vocabulary, state, keep_special=keep_special)
-  if not text or text.endswith(_REPLACEMENT):
-    return '', state
+  text = _text_of_pending(vocabulary, state.shown, pending, keep_special)
+  settled = text.rstrip(_REPLACEMENT)
+  new = settled[state.num_given :]
+  if not text or settled != text:
+    num_given = state.num_given + len(new)
+    return new, TextStream(state.shown, pending, num_given)
   # SentencePiece drops the space that begins a text: behind a lone space piece
   # it would drop that of the next word, too.
   is_text = vocabulary.decode(pending, keep_special=keep_special)
-  return text, TextStream(pending if is_text else state.shown + pending)
+  return new, TextStream(pending if is_text else state.shown + pending)
 
 
 def flush_text(
   vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
 ) -> str:
   """Returns what `stream_text` held back, once no more tokens come."""
+  shown, pending = state.shown, state.pending
+  text = _text_of_pending(vocabulary, shown, pending, keep_special)
+  return text[state.num_given :]
+
+
+def _text_of_pending(
+  vocabulary: AnyVocabulary,
+  shown: tuple[int, ...],
+  pending: tuple[int, ...],
+  keep_special: bool,
+) -> str:
+  """Returns the text that tokens add to those that were shown."""
   # A text is not the sum of its tokens': decoders drop or add spaces between
   # them. So both are decoded, with and without, and what they differ by counts.
-  before = vocabulary.decode(state.shown, keep_special=keep_special)
-  after = vocabulary.decode(
-    state.shown + state.pending, keep_special=keep_special
-  )
+  before = vocabulary.decode(shown, keep_special=keep_special)
+  after = vocabulary.decode(shown + pending, keep_special=keep_special)
   return after[len(before) :]
 
 
