@@ -34,6 +34,11 @@ _DTYPES = {
 }  # fmt: skip
 # The limit of safetensors itself.
 _MAX_HEADER = 10**8
+# What helps where the logits of a model have weights of their own.
+UNTIE = (
+  '; if the model has output weights of its own, config.json has to say '
+  '"tie_word_embeddings": false'
+)
 _import_safetensors = functools.partial(
   require, 'safetensors', extra='models', purpose='a safetensors file'
 )
@@ -184,18 +189,20 @@ def read_params(
 
 
 def without_copy(
-  folder: Path, handles: Tensors, name: str, *, of: str
+  folder: Path, handles: Tensors, name: str, *, of: str, remedy: str = ''
 ) -> Tensors:
-  """Drops from `handles` the logits of tied embeddings, which some folders have
-  all the same; ValueError if they are no copy of the embeddings."""
-  kept = dict(handles)
-  copy = kept.pop(name, None)
+  """Drops from `handles` a copy of the embeddings, which some folders have all
+  the same; ValueError, which ends with `remedy`, if it is no copy of them."""
+  others = dict(handles)
+  copy = others.pop(name, None)
   # A missing embedding is reported by its reader.
-  if copy is None or of not in kept:
-    return kept
-  if not np.array_equal(kept[of].get_tensor(of), copy.get_tensor(name)):
-    raise ValueError(f'{folder}: {name} differs from {of}, and they are tied')
-  return kept
+  if copy is None or of not in others:
+    return others
+  if not np.array_equal(others[of].get_tensor(of), copy.get_tensor(name)):
+    raise ValueError(
+      f'{folder}: {name} differs from {of}, and they are tied{remedy}'
+    )
+  return others
 
 
 def write_params(

@@ -168,6 +168,50 @@ def test_what_is_not_computed_is_refused(
 
 
 @pytest.mark.parametrize(
+  ('kind', 'section', 'stated', 'windows'),
+  [
+    ('gemma3_text', '', {}, (3, 3, 3, 3, 3, 0)),
+    ('gemma3_text', '', {'sliding_window_pattern': 3}, (3, 3, 0)),
+    ('gemma3_text', '', {'_sliding_window_pattern': 3}, (3, 3, 3, 3, 3, 0)),
+    (
+      'gemma3_text',
+      '',
+      {'sliding_window_pattern': 2, '_sliding_window_pattern': 3},
+      (3, 0),
+    ),
+    ('gemma2', '', {}, (3, 0)),
+    ('gemma2', '', {'sliding_window_pattern': 2}, (3, 0)),
+    ('gemma2', '', {'sliding_window_pattern': 3}, None),
+    ('gemma2', '', {'_sliding_window_pattern': 3}, None),
+    ('t5gemma', 'decoder', {}, (3, 0)),
+    ('t5gemma', 'decoder', {'sliding_window_pattern': 3}, None),
+    ('t5gemma', 'encoder', {'_sliding_window_pattern': 3}, None),
+  ],
+)
+def test_windows_of_layers_that_are_not_listed(
+  tmp_path, kind, section, stated, windows
+):
+  """As transformers 5.24 derives `layer_types` of 6 layers; None where it would
+  compute something else than the file states."""
+  write(tmp_path, kind)
+  change(tmp_path, section, layer_types=None, num_hidden_layers=6, **stated)
+  if windows is None:
+    name = next(iter(stated))
+    with pytest.raises(
+      ValueError, match=rf'{section}.*{name} is 3, expected 2'
+    ):
+      huggingface.read_config(tmp_path)
+  else:
+    assert huggingface.read_config(tmp_path).windows == windows
+
+
+def test_listed_layers_need_no_pattern(tmp_path):
+  write(tmp_path, 'gemma2')
+  change(tmp_path, sliding_window_pattern=3)
+  assert huggingface.read_config(tmp_path) == CONFIGS['gemma2']
+
+
+@pytest.mark.parametrize(
   ('factors', 'expected'),
   [
     ((4.0, None), 4.0),

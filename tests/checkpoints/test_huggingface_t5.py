@@ -144,7 +144,26 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
   rewrite(
     tmp_path, lambda t: t.update({'lm_head.weight': t['shared.weight'] + 1})
   )
-  with pytest.raises(ValueError, match=r'lm_head\.weight.*shared'):
+  with pytest.raises(
+    ValueError, match=r'lm_head\.weight.*shared.*"tie_word_embeddings": false'
+  ):
+    huggingface.read_params(tmp_path, config)
+
+
+@pytest.mark.parametrize('kind', ['t5', 'mt5', 'umt5'])
+@pytest.mark.parametrize('stack', ['encoder', 'decoder'])
+def test_embeddings_of_a_stack_alone_are_refused(tmp_path, kind, stack):
+  config = make_config(has_layer_relpos=kind == 'umt5')
+  huggingface.save(tmp_path, config, make_params(config))
+  change_json(tmp_path / 'config.json', model_type=kind)
+  name = f'{stack}.embed_tokens.weight'
+  embeddings = np.asarray(make_params(config)['token_embedder']['embedding'])
+  rewrite(tmp_path, lambda tensors: tensors.update({name: embeddings}))
+  assert_trees_equal(
+    huggingface.read_params(tmp_path, config), make_params(config)
+  )
+  rewrite(tmp_path, lambda tensors: tensors.update({name: embeddings + 1}))
+  with pytest.raises(ValueError, match=f'{name} differs from shared.weight'):
     huggingface.read_params(tmp_path, config)
 
 

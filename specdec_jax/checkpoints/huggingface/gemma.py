@@ -43,6 +43,8 @@ WITHOUT_EFFECT = frozenset((
   'unsloth_fixed', 'unsloth_version',
 ))  # fmt: skip
 _GELU = 'gelu_pytorch_tanh'
+# Every so many layers, one has no window.
+_PERIOD_GEMMA_2, _PERIOD_GEMMA_3 = 2, 6
 # Defaults of transformers.
 _WINDOW = 4096
 _GEMMA_2: Json = {
@@ -51,14 +53,12 @@ _GEMMA_2: Json = {
   'head_dim': 256,
   'vocab_size': 256_000,
   'max_position_embeddings': 8192,
-  'period': 2,
   'attention_softcap': 50.0,
   'logits_softcap': 30.0,
 }
 _GEMMA_3 = _GEMMA_2 | {
   'vocab_size': 262_208,
   'max_position_embeddings': 131_072,
-  'period': 6,
   'attention_softcap': 0.0,
   'logits_softcap': 0.0,
 }
@@ -95,7 +95,7 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
     **llama.counts(values, defaults, may_lack=()),
     'num_layers': num_layers,
     'query_pre_attn_scalar': values.count('query_pre_attn_scalar', 256),
-    'windows': _windows(values, num_layers, defaults['period']),
+    'windows': _windows(values, num_layers, is_gemma_3=is_gemma_3),
     'attention_softcap': attention_softcap,
     'logits_softcap': _softcap(
       values, 'final_logit_softcapping', defaults['logits_softcap']
@@ -113,20 +113,39 @@ def _softcap(values: Settings, key: str, default: float) -> float:
   return values.positive(key) if values.has(key) else default
 
 
-def _windows(values: Settings, num_layers: int, period: int) -> tuple[int, ...]:
+def _windows(
+  values: Settings, num_layers: int, *, is_gemma_3: bool
+) -> tuple[int, ...]:
   """Returns the window of each layer, up to where they repeat."""
   window = values.count('sliding_window', _WINDOW)
   values.expect('sliding_window_size', window, ', as sliding_window is')
-  for key in ('sliding_window_pattern', '_sliding_window_pattern'):
-    period = values.count(key, period)
-  own = [SLIDING if (i + 1) % period else FULL for i in range(num_layers)]
-  types = values.texts('layer_types', own)
+  period = _period(values, is_gemma_3=is_gemma_3)
+  default_types = [
+    SLIDING if (i + 1) % period else FULL for i in range(num_layers)
+  ]
+  types = values.texts('layer_types', default_types)
   if len(types) != num_layers or set(types) - {FULL, SLIDING}:
     values.refuse('layer_types', f'{num_layers} of {FULL} or {SLIDING}')
   windows = [window if each == SLIDING else 0 for each in types]
   # [1, 1, 0, 1, 1, 0, 1] repeat after 3.
   repeats = lambda n: all(x == windows[i % n] for i, x in enumerate(windows))
   return tuple(windows[: next(filter(repeats, range(1, num_layers + 1)))])
+
+
+def _period(values: Settings, *, is_gemma_3: bool) -> int:
+  """Reads the period of layers without a window, for a file that does not list
+  its `layer_types`; raises ValueError if transformers would take another."""
+  # transformers reads the first key for a Gemma 3, and otherwise neither.
+  default = _PERIOD_GEMMA_3 if is_gemma_3 else _PERIOD_GEMMA_2
+  stated = {
+    key: values.count(key, default)
+    for key in ('sliding_window_pattern', '_sliding_window_pattern')
+  }
+  if not (is_gemma_3 or values.has('layer_types')):
+    for key, period in stated.items():
+      if period != default:
+        values.refuse(key, f'{default}, as transformers has it')
+  return stated['sliding_window_pattern']
 
 
 def _rope(values: Settings) -> dict[str, float]:

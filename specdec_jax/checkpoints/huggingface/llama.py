@@ -197,7 +197,11 @@ def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
   kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
   if config.is_tied:
     kept = safetensors_folder.without_copy(
-      folder, kept, 'lm_head.weight', of='model.embed_tokens.weight'
+      folder,
+      kept,
+      'lm_head.weight',
+      of='model.embed_tokens.weight',
+      remedy=safetensors_folder.UNTIE,
     )
   return kept, parameters_of(config)
 

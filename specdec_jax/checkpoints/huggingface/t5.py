@@ -16,11 +16,11 @@ MODEL_TYPES: tuple[str, ...] = ('t5', 'mt5', 'umt5')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
-# Some files have these as copies, and T5 1.0's cross-attention bias unused.
-_SUPERFLUOUS = (
-  'encoder.embed_tokens.weight',
-  'decoder.embed_tokens.weight',
-  'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',
+# Some files have the embeddings again, under these names.
+_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+# Files of T5 1.0 have it, and no T5 uses it.
+_UNUSED = (
+  'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight'
 )
 # Names of our branches outside of layers, and then of those in a layer.
 _NAMES = {
@@ -135,12 +135,18 @@ def _check_ids(values: Settings) -> None:
 
 def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
-  kept = {k: v for k, v in tensors.items() if k not in _SUPERFLUOUS}
-  # Files of T5 1.0 have the embeddings up to four times.
+  kept = {name: file for name, file in tensors.items() if name != _UNUSED}
   wanted = parameters_of(config)
+  # Files of T5 1.0 have the embeddings up to four times.
+  for name in _COPIES:
+    kept = safetensors_folder.without_copy(folder, kept, name, of=_EMBEDDINGS)
   if config.is_tied:
     kept = safetensors_folder.without_copy(
-      folder, kept, _LOGITS, of=_EMBEDDINGS
+      folder,
+      kept,
+      _LOGITS,
+      of=_EMBEDDINGS,
+      remedy=safetensors_folder.UNTIE,
     )
   if _LOGITS not in kept:
     # Tied, but not scaled: our logits have a kernel with the same values.
