@@ -6,13 +6,17 @@ traced, whatever else its iteration accepted. The text ends before the string.
 """
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specdec_jax.text import vocabularies
+from specdec_jax.text import grammars, vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
 from specdec_jax.trace.recording import StepValues
+
+_log = logging.getLogger('specdec_jax')
 
 # From the values of an iteration, on the host, to how many tokens of each row
 # are kept of it, int32 `[B]`, and which rows a string has ended, bool `[B]`.
@@ -28,14 +32,77 @@ class Reading:
 
 
 def check_vocabulary(stops: Sequence[str], vocabulary: AnyVocabulary) -> None:
-  """Raises ValueError if a string is made of tokens that are no text."""
+  """Raises ValueError for a string that no text of the vocabulary holds: of
+  special tokens, or with characters that no token spells.
+
+  A string that the vocabulary only spells otherwise, as T5 writes one space for
+  two, is told to the logger `specdec_jax`, once.
+  """
   for stop in stops:
-    ids = vocabulary.encode(stop, add_special_tokens=False)
-    if ids and set(ids) <= vocabulary.special_ids:
-      raise ValueError(
-        f'the stop string {stop!r} is a special token of this vocabulary, and '
-        'the text holds none: it never occurs'
-      )
+    if complaint := _complaint(stop, vocabulary):
+      raise ValueError(complaint)
+
+
+# A conversation asks before each turn, and is told once.
+@functools.lru_cache(maxsize=64)
+def _complaint(stop: str, vocabulary: AnyVocabulary) -> str | None:
+  """Says why no text holds a stop string; None if one may."""
+  ids = vocabulary.encode(stop, add_special_tokens=False)
+  if ids and set(ids) <= vocabulary.special_ids:
+    return (
+      f'the stop string {stop!r} is a special token of this vocabulary, and '
+      'the text holds none: it never occurs'
+    )
+  # At the ends of a text, vocabularies drop or add spaces: within one, none. A
+  # space before it is part of a sentinel such as `<extra_id_0>`.
+  text, spaced = f'a{stop}a', f'a {stop} a'
+  written, also_written = (
+    vocabulary.decode(vocabulary.encode(each, add_special_tokens=False))
+    for each in (text, spaced)
+  )
+  if stop in written or stop in also_written:
+    return None
+  how = f'this vocabulary writes {text!r} as {written!r}'
+  if not _is_spelled(stop, vocabulary):
+    return (
+      f'the stop string {stop!r} never occurs: {how}, and no tokens spell it'
+    )
+  _log.warning('the stop string %r may never occur: %s', stop, how)
+  return None
+
+
+def _is_spelled(stop: str, vocabulary: AnyVocabulary) -> bool:
+  """Tells whether tokens, one after the other, can have a string in their text;
+  True if the vocabulary does not say how its tokens are spelled."""
+  try:
+    spelled = grammars.token_bytes(vocabulary)
+  except ValueError:
+    return True
+  # Grammars allow no sentinels, such as `<extra_id_0>`, but they are text.
+  texts = {
+    text or vocabulary.decode([token_id]).encode()
+    for token_id, text in enumerate(spelled)
+  }
+  texts.discard(b'')
+  target = stop.encode()
+  if any(target in text for text in texts):
+    return True
+  # Lengths of what is spelled so far. Of '. \n', a token '.' spells one byte,
+  # as does the end of 'a.', and one of ' \n\n' the rest.
+  reached = {
+    length
+    for text in texts
+    for length in range(1, len(target))
+    if text.endswith(target[:length])
+  }
+  for length in range(1, len(target)):
+    if length not in reached:
+      continue
+    rest = target[length:]
+    if any(text.startswith(rest) for text in texts):
+      return True
+    reached |= {length + len(t) for t in texts if rest.startswith(t)}
+  return False
 
 
 def split_stops(

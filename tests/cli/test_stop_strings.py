@@ -199,6 +199,66 @@ def test_a_special_token_is_no_stop(run, model):
 
 
 @pytest.fixture
+def t5_vocabulary(request):
+  folder = request.config.rootpath / 'tests' / 'golden' / 't5x'
+  return sentencepiece_vocabulary.load(folder / 'tiny_sp.model')
+
+
+@pytest.mark.parametrize('stop', ['\n', 'yes\n', '\t', '{', '</s>', 'ﬁ', 'é'])
+def test_what_no_token_spells_is_refused(t5_vocabulary, stop):
+  with pytest.raises(ValueError, match=r'never occurs.*no tokens spell') as e:
+    stop_strings.check_vocabulary([stop], t5_vocabulary)
+  assert repr(stop) in str(e.value)
+  byte_pairs = Vocabulary(tokenizer=tiny.make_tokenizer())
+  stop_strings.check_vocabulary([stop], byte_pairs)
+
+
+@pytest.mark.parametrize('stop', ['.', ' yes', '. ', 's j', '<extra_id_0>'])
+def test_what_tokens_spell_is_accepted(t5_vocabulary, stop, caplog):
+  stop_strings.check_vocabulary([stop], t5_vocabulary)
+  assert not caplog.messages
+
+
+def test_what_tokens_may_spell_is_told(t5_vocabulary, caplog):
+  """A lone space, then a word: the vocabulary never writes it so, but a model
+  may."""
+  for _ in range(2):
+    stop_strings.check_vocabulary(['  '], t5_vocabulary)
+  [line] = caplog.messages
+  assert "'  ' may never occur: this vocabulary writes 'a  a' as 'a a'" in line
+  ids = [t5_vocabulary.tokens().index(piece) for piece in ('▁', '▁yes')]
+  assert stop_strings.text_of(t5_vocabulary, ['  '], [4, *ids]) == (
+    'then',
+    '  ',
+  )
+
+
+def test_every_door_refuses_what_no_token_spells(run, make_model, tmp_path):
+  tokens = [token for token in tiny.make_tokens() if token != 'Ċ']
+  tokenizer = tiny.make_tokenizer(tokens)
+  model = make_model('without_line_breaks', tokenizer=tokenizer)
+  path = tmp_path / 'prompts.jsonl'
+  path.write_text(json.dumps({'prompt': 'in', 'stop': ['\n']}))
+  part = "the stop string '\\n' never occurs"
+  for command in (
+    ('generate', '--prompt', 'in', '--stop', '\n'),
+    ('generate', '--prompts', path),
+    ('chat', '--stop', '\n'),
+  ):
+    result = run(*command, '--model', model, '--drafter', 'none')
+    tiny.assert_refused(result, part)
+  decoder = specdec_jax.load(model, drafter='none')
+  for call in (
+    lambda: specdec_jax.generate(decoder, ['in'], stop=['\n']),
+    lambda: specdec_jax.generate(decoder, ['in', 'in'], stop=[['in'], ['\n']]),
+    lambda: specdec_jax.stream(decoder, 'in', stop=['\n']),
+    lambda: specdec_jax.Conversation(decoder, stop=['\n']),
+  ):
+    with pytest.raises(ValueError, match='never occurs'):
+      call()
+
+
+@pytest.fixture
 def stating(make_model):
   """Writes what one model states, and loads it."""
 
