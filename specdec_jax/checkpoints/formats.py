@@ -20,6 +20,7 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   t5x,
 )
+from specdec_jax.checkpoints.gguf import container
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.models.products import Weights
@@ -161,7 +162,7 @@ def parts(path: Path) -> list[Path]:
   if found.is_part(path):
     return [t5x.find(path)]
   if path.is_file():
-    return [path]
+    return container.shard_paths(path)
   return [
     child
     for child in path.iterdir()

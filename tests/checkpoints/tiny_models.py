@@ -89,6 +89,7 @@ def write_gguf(
   metadata: dict | None = None,
   omit: tuple[str, ...] = (),
   extra: dict | None = None,
+  **splitting,
 ) -> None:
   """Writes a GGUF file as llama.cpp's converter does.
 
@@ -101,13 +102,14 @@ def write_gguf(
     quantization: of the matrices.
     metadata: keys to set after the usual ones; None leaves one out.
     omit: tensors to leave out.
-    extra: further float32 tensors by name.
+    extra: float32 tensors by name to write after the others.
+    splitting: how `gguf.GGUFWriter` splits the model into several files.
   """
   gguf = pytest.importorskip('gguf')
   kind = gguf.GGMLQuantizationType[quantization]
   values = _metadata(config, architecture) | (metadata or {})
   architecture = values.pop('general.architecture')
-  writer = gguf.GGUFWriter(path, architecture)
+  writer = gguf.GGUFWriter(path, architecture, **splitting)
   for key, value in values.items():
     _add(writer, key, value)
   leaves, tensors = stored_arrays.flatten(params), {}
@@ -120,9 +122,9 @@ def write_gguf(
     if architecture.startswith('gemma') and parameter.path.endswith('scale'):
       tensor = tensor + 1
     tensors[parameter.name] = np.ascontiguousarray(tensor)
+  for name in omit:
+    tensors.pop(name, None)
   for name, tensor in (tensors | (extra or {})).items():
-    if name in omit:
-      continue
     if tensor.ndim == 1 or quantization == 'F32':
       writer.add_tensor(name, tensor)
     else:
@@ -164,6 +166,8 @@ def _add(writer, key: str, value) -> None:
   match value:
     case None:
       pass
+    case int() if key == 'general.alignment':
+      writer.add_custom_alignment(value)
     case bool():
       writer.add_bool(key, value)
     case int():

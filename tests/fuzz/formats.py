@@ -169,7 +169,7 @@ def _varint(value: int) -> bytes:
 def parse_gguf(path: Path) -> dict[str, Any]:
   """By our own reader, of a file that it is known to read right."""
   file = container.open_gguf(path)
-  first = min(info.offset for info in file.tensors.values())
+  first = min(file.tensors.values(), key=lambda info: info.offset)
   return {
     'metadata': {
       key: value.tolist() if isinstance(value, np.ndarray) else value
@@ -180,11 +180,11 @@ def parse_gguf(path: Path) -> dict[str, Any]:
         'name': name,
         'shape': list(info.shape[::-1]),
         'type': info.type_id,
-        'offset': info.offset - first,
+        'offset': info.offset - first.offset,
       }
       for name, info in file.tensors.items()
     ],
-    'data': file.data[first:].tobytes(),
+    'data': first.data[first.offset :].tobytes(),
   }
 
 

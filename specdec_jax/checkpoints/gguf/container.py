@@ -1,4 +1,4 @@
-"""The GGUF container: metadata, and tensors by name.
+"""The GGUF container, in one file or split: metadata, and tensors by name.
 
 Reads the header in one pass, where the `gguf` package makes an array of every
 string, takes seconds over a vocabulary and raises anything of a damaged file;
@@ -9,6 +9,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import dataclasses
 import functools
 import math
+import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from specdec_jax.checkpoints import parameters
-from specdec_jax.checkpoints.settings import Json
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files import require as packages
 from specdec_jax.files.paths import mapped
 
@@ -38,28 +39,32 @@ _import_gguf = functools.partial(
 _BLOCKS_AT_A_TIME = 2048
 # So much of an object in a bucket is read first, for its header.
 _FIRST_BYTES = 2**22
+# How llama.cpp names the files of a split model.
+_SHARD_NAME = re.compile(r'(.+)-(\d{5})-of-(\d{5})\.gguf')
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
   """Where a tensor lies: its shape, slowest axis first; how it is quantised, a
-  `gguf.GGMLQuantizationType`; its offset in bytes from the file's start."""
+  `gguf.GGMLQuantizationType`; its offset in bytes from its file's start; and
+  the bytes of that file, of `paths.mapped`."""
 
   shape: tuple[int, ...]
   type_id: int
   offset: int
+  data: 'np.ndarray | Ranges' = dataclasses.field(repr=False)
   dtype: ClassVar = np.float32  # Of what `read_tensor` returns.
 
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-  """An open GGUF file: strings, numbers, lists of strings and arrays of numbers
-  by key; tensors by name; and its bytes, of `paths.mapped`."""
+  """A model in an open GGUF file, or in several: the path of the first; its
+  metadata, strings, numbers, lists of strings and arrays of numbers by key; and
+  the tensors of all files by name."""
 
   path: str
   metadata: Json
   tensors: dict[str, TensorInfo]
-  data: 'np.ndarray | Ranges'
 
 
 class _Cursor:
@@ -102,25 +107,111 @@ class _Cursor:
     return np.frombuffer(self.take(length * dtype.itemsize), dtype)
 
 
+def shard_paths(path: Path) -> list[Path]:
+  """Returns the files of a model, of which one is at `path`: by its name that
+  file alone, or all into which llama.cpp split the model."""
+  # `name-00002-of-00003.gguf` is one of three.
+  match = _SHARD_NAME.fullmatch(path.name)
+  if not match:
+    return [path]
+  stem, _, count = match.groups()
+  return [
+    path.with_name(f'{stem}-{number:05}-of-{count}.gguf')
+    for number in range(1, int(count) + 1)
+  ]
+
+
 def open_gguf(path: Path) -> GgufFile:
-  """Maps a GGUF file and reads its header; raises ValueError if it is no GGUF
-  file, of another version, or truncated, OSError if it cannot be opened."""
+  """Maps a GGUF file, or any of those of a split model with the others, and
+  reads the headers.
+
+  Raises ValueError if a file is no GGUF file, of another version, or truncated,
+  if its tensors overlap, or if the files are not those of one model; OSError if
+  one cannot be opened.
+  """
+  paths = shard_paths(path)
+  for shard_path in paths:
+    if len(paths) > 1 and not shard_path.is_file():
+      raise ValueError(
+        f'{path} is one of the {len(paths)} files of a model, and '
+        f'{shard_path.name} is missing'
+      )
+  # The first file has the metadata of the model.
+  first = _open_file(paths[0])
+  _check_shard(first, 0, len(paths))
+  tensors = dict(first.tensors)
+  for number, shard_path in enumerate(paths[1:], start=1):
+    shard = _open_file(shard_path)
+    _check_shard(shard, number, len(paths))
+    if repeated := tensors.keys() & shard.tensors.keys():
+      raise ValueError(
+        f'{shard.path} has tensor {min(repeated)}, as another file of the model'
+      )
+    tensors |= shard.tensors
+  num_tensors = _split_value(first, 'tensors.count', len(tensors))
+  if num_tensors != len(tensors):
+    raise ValueError(
+      f'{first.path}: split.tensors.count is {num_tensors}, and the files have '
+      f'{len(tensors)} tensors'
+    )
+  return GgufFile(first.path, first.metadata, tensors)
+
+
+def _check_shard(shard: GgufFile, number: int, count: int) -> None:
+  """Raises ValueError unless a file says that it is the `number`-th, from 0, of
+  the `count` files of a model."""
+  stated_count = _split_value(shard, 'count', 1)
+  stated_number = _split_value(shard, 'no', 0)
+  # Files that are not split may state 0 or 1, or nothing.
+  if max(stated_count, 1) == count and stated_number == number:
+    return
+  raise ValueError(
+    f'{shard.path} is, by its metadata, file {stated_number + 1} of '
+    f'{max(stated_count, 1)} of a model, and by its name {number + 1} of '
+    f'{count}: the files of a split model are called NAME-00001-of-00003.gguf, '
+    'NAME-00002-of-00003.gguf and so on'
+  )
+
+
+def _split_value(shard: GgufFile, key: str, default: int) -> int:
+  values = Settings(path=shard.path, values=shard.metadata)
+  return values.count(f'split.{key}', default, least=0)
+
+
+def _open_file(path: Path) -> GgufFile:
+  """Maps one GGUF file and reads its header; the errors are `open_gguf`'s."""
   data = mapped(path)
   magic = bytes(data[: len(_MAGIC)])
   if magic != _MAGIC:
     raise ValueError(f'{path} is not a GGUF file: it starts with {magic!r}')
   try:
     metadata, tensors = _read_header(data)
-    for name, info in tensors.items():
-      _, block_size, block_bytes = _blocks(name, info)
-      end = info.offset + math.prod(info.shape) // block_size * block_bytes
-      if end > data.size:
-        raise EOFError(f'tensor {name} ends at byte {end} of {data.size}')
+    _check_places(tensors, data.size)
   except EOFError as error:
     raise ValueError(f'{path} is truncated: {error}') from error
   except ValueError as error:
     raise ValueError(f'{path} cannot be read: {error}') from error
-  return GgufFile(str(path), metadata, tensors, data)
+  return GgufFile(str(path), metadata, tensors)
+
+
+def _check_places(tensors: dict[str, TensorInfo], num_bytes: int) -> None:
+  """Raises EOFError if a tensor ends behind its file, which has `num_bytes`,
+  and ValueError if two overlap."""
+  end, previous = 0, ''
+  for name, info in sorted(tensors.items(), key=lambda item: item[1].offset):
+    _, block_size, block_bytes = _blocks(name, info)
+    size = math.prod(info.shape) // block_size * block_bytes
+    if info.offset + size > num_bytes:
+      raise EOFError(
+        f'tensor {name} ends at byte {info.offset + size} of {num_bytes}'
+      )
+    if size and info.offset < end:
+      raise ValueError(
+        f'tensor {name} begins at byte {info.offset}, before tensor {previous} '
+        f'ends, at {end}'
+      )
+    if size:
+      end, previous = info.offset + size, name
 
 
 def _read_header(
@@ -131,14 +222,16 @@ def _read_header(
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
   while True:
     try:
-      return _parse_header(_Cursor(data[:num_bytes], len(_MAGIC)))
+      return _parse_header(_Cursor(data[:num_bytes], len(_MAGIC)), data)
     except EOFError:
       if num_bytes >= data.size:
         raise
       num_bytes *= 4
 
 
-def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
+def _parse_header(
+  cursor: _Cursor, data: 'np.ndarray | Ranges'
+) -> tuple[Json, dict[str, TensorInfo]]:
   version = cursor.number('I')
   if version not in _VERSIONS:
     raise ValueError(
@@ -159,10 +252,17 @@ def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
     # ggml counts axes from the fastest: [in, out] is our [out, in].
     fastest_first = [cursor.number('Q') for _ in range(num_axes)]
     type_id, offset = cursor.number('I'), cursor.number('Q')
-    tensors[name] = TensorInfo(tuple(fastest_first[::-1]), type_id, offset)
+    shape = tuple(fastest_first[::-1])
+    tensors[name] = TensorInfo(shape, type_id, offset, data)
   alignment = metadata.get('general.alignment', 32)
   if not isinstance(alignment, int) or alignment < 1:
     raise ValueError(f'general.alignment is {alignment!r}')
+  for name, info in tensors.items():
+    if info.offset % alignment:
+      raise ValueError(
+        f'tensor {name} has the offset {info.offset}, no multiple of the '
+        f'alignment {alignment}'
+      )
   # Tensors begin at the next multiple of the alignment, and their offsets count
   # from there: a header of 100 bytes and 32 give 128.
   start = -(-cursor.offset // alignment) * alignment
@@ -198,7 +298,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
   result = np.empty(math.prod(info.shape), np.float32)
   num_blocks = result.size // block_size
   end = info.offset + num_blocks * block_bytes
-  blocks = np.asarray(file.data[info.offset : end])
+  blocks = np.asarray(info.data[info.offset : end])
   # Types of one element per block are plain numbers: take longer strides.
   stride = _BLOCKS_AT_A_TIME * max(1, 32 // block_size)
   with np.errstate(all='ignore'):
