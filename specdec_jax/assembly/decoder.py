@@ -215,16 +215,20 @@ class Decoder:
     return _shortest(own)
 
   def digests(self) -> dict[str, str]:
-    """Returns digests of the weights on disk, by side, and of what is stated in
-    other files; see `agreement`."""
+    """Returns digests of the weights on disk, by side, of the vocabulary, and
+    of what is stated in other files; see `agreement`."""
     # Random weights are no files, and the same in every run.
     sides = {'target': self.model, 'drafter': self.drafting.model}
     stated: list[object] = [self.config, self.drafting.config, self.sampling]
     if (schema := self.sampling.json_schema) is not None:
       stated.append(constraints.schema_text(schema))
-    text = repr([*stated, self.target_info.eos_id])
+    texts = {
+      'sizes and sampling': repr([*stated, self.target_info.eos_id]),
+      'the vocabulary': repr(self.vocabulary.tokens()),
+    }
     found = {
-      'digest of sizes and sampling': agreement.of_settings({'': text})[:16]
+      f'digest of {name}': agreement.of_settings({'': text})[:16]
+      for name, text in texts.items()
     }
     return found | {
       f"digest of the {side}'s weights": agreement.of_files(

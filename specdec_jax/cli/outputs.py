@@ -2,10 +2,12 @@
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Literal, TextIO
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, user_path
-from specdec_jax.launch import progress
+from specdec_jax.launch import compilation_cache, progress
 
 STANDARD_OUTPUT = '-'
 # By `Completion.finish_reason`.
@@ -96,9 +98,12 @@ def reserved(path: str | None) -> AbstractContextManager[None]:
   place = user_path(path)
   if is_in_bucket(place) or _is_device(place):
     return contextlib.nullcontext()
-  # Beside what a link points to, where the file is replaced.
-  final = Path(os.path.realpath(place))
-  return one_writer(final.with_name(f'.{final.name}.lock'), path)
+  # Not beside the file, where a killed process would leave the lock; under the
+  # name of what a link points to, where the file is replaced.
+  final = os.path.realpath(place)
+  folder = compilation_cache.writable_folder() or Path(tempfile.gettempdir())
+  name = hashlib.sha256(os.fsencode(final)).hexdigest()[:32]
+  return one_writer(folder / 'locks' / name, path)
 
 
 @contextlib.contextmanager

@@ -24,9 +24,11 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
   # process that is killed leaves at most the file, which locks nobody out. The
   # file names its owner for another process's message.
   with _locked(lock, what) as file:
-    file.write(f'process {os.getpid()} on {os.uname().nodename}')
-    file.flush()
     try:
+      # A full disk still locks. Unbuffered: closing would write it once more.
+      owner = f'process {os.getpid()} on {os.uname().nodename}'
+      with contextlib.suppress(OSError):
+        os.write(file.fileno(), owner.encode())
       yield
     finally:
       # Removed while it is locked: see `_locked`.

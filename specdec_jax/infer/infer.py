@@ -85,6 +85,8 @@ def infer(
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
     job = _with_samplings(outline(), task)
+    with progress.waiting('comparing weights with those of earlier runs'):
+      digests = job.decoder.digests()
     run = _Run(
       job=job,
       task=task,
@@ -92,7 +94,7 @@ def infer(
       chunk_size=checkpoint_period * decoding.batch_examples,
       profile_dir=profile_dir,
       metrics_dir=metrics_dir,
-      settings={**settings(), **job.decoder.digests()},
+      settings={**settings(), **digests},
       operative_config=operative_config,
     )
     return _decode_shard(run)

@@ -4,6 +4,7 @@ Names of files and of keys are read by later versions, on any host: they stay.
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,7 +34,8 @@ class Counts:
 class Mark(Counts):
   """What the mark of a file states, by the keys of its JSON.
 
-  A file has `examples` lines; for `examples_digest` see `add_digests`.
+  A file has `examples` lines, and bytes with this `digest` (`of_bytes`), which
+  marks of earlier versions lack. For `examples_digest` see `add_digests`.
   `settings` are by name all that the results of a whole shard depend on; the
   mark of a chunk, whose folder has them, states their digest. `gamma` is the
   choice that `gamma='auto'` made.
@@ -43,6 +45,7 @@ class Mark(Counts):
   gamma: ChosenGamma | None = None
   examples_digest: str
   settings_digest: str | None = None
+  digest: str | None = None
 
   def to_json(self) -> str:
     """Returns the text of the file, without what is None."""
@@ -90,25 +93,48 @@ def write(path: Path, mark: Mark) -> None:
 def write_first(path: Path, mark: Mark) -> Mark:
   """Marks a file, unless another host has in a bucket; returns the mark that is
   now stored: this one, or the other host's earlier one."""
-  is_first = replacing.create_text(path_of(path), mark.to_json())
-  return mark if is_first else read(path) or mark
+  if replacing.create_text(path_of(path), mark.to_json()):
+    return mark
+  stored = read(path)
+  if stored is not None and stored.digest == mark.digest:
+    return stored
+  # What the other mark is of was replaced since.
+  write(path, mark)
+  return mark
 
 
-def check_whole(path: Path, mark: Mark) -> None:
-  """Raises ValueError unless a file has as many lines as its mark says."""
-  # Lines are counted, not hashed: a full disk cuts files short, but changes
-  # none.
-  if (found := num_lines(path)) != mark.examples:
-    lines = 'no file' if found is None else f'{found} lines'
+def of_bytes(data: bytes) -> str:
+  """Returns the digest of a file's bytes."""
+  return hashlib.sha256(data).hexdigest()
+
+
+def is_whole(path: Path, mark: Mark) -> bool:
+  """Tells whether a file is what its mark says."""
+  data = path.read_bytes() if path.is_file() else None
+  return _fault(data, mark) is None
+
+
+def read_whole(path: Path, mark: Mark) -> bytes:
+  """Returns the bytes of a file; ValueError, with what to remove, unless they
+  are what its mark says."""
+  data = path.read_bytes() if path.is_file() else None
+  if (fault := _fault(data, mark)) or data is None:
     raise ValueError(
-      f'{path}: there should be {mark.examples} lines, and there is '
-      f'{lines}: remove {path_of(path)}, and give the command again'
+      f'{path}: {fault}: remove {path_of(path)}, and give the command again'
     )
+  return data
 
 
-def num_lines(path: Path) -> int | None:
-  """Counts the lines of a file; None if there is none."""
-  return path.read_bytes().count(b'\n') if path.is_file() else None
+def _fault(data: bytes | None, mark: Mark) -> str | None:
+  """Says how the bytes of a file, None without one, differ from its mark."""
+  # A full disk or a crash can cut a file short, and a disk can change it.
+  num_lines = None if data is None else data.count(b'\n')
+  if data is None or num_lines != mark.examples:
+    lines = 'no file' if data is None else f'{num_lines} lines'
+    return f'there should be {mark.examples} lines, and there is {lines}'
+  if mark.digest not in (None, of_bytes(data)):
+    return 'its lines have changed since they were written'
+  return None
 
 
 def add_digests(digests: Iterable[str]) -> str:

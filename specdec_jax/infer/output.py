@@ -9,6 +9,7 @@ killed at any moment, and a later one goes on; in a bucket, on any host.
 import contextlib
 import dataclasses
 import glob
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
   `settings` are by name all that results depend on. Raises ValueError if the
   folder has results of other settings, or cannot be written."""
   if (mark := _own_mark(shard, settings)) is not None:
-    marks.check_whole(shard.path, mark)
+    marks.read_whole(shard.path, mark)
     # A run may have been killed after the mark was written, and before the
     # chunks were removed.
     remove_tree(shard.chunk_folder)
@@ -164,7 +165,7 @@ def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
   path = shard.chunk_path(index)
   # A chunk of 0 bytes is what a full disk can leave beside a whole mark.
   mark = marks.read(path)
-  if mark is None or marks.num_lines(path) != mark.examples:
+  if mark is None or not marks.is_whole(path, mark):
     return None
   check_examples(path, mark, examples_digest, place=shard.chunk_folder)
   return mark
@@ -187,12 +188,20 @@ def write_chunk(
   Returns the mark that stands: in a bucket that of the first writer. Raises
   ValueError if a run of other `settings` than those of `begin` was first."""
   path = shard.chunk_path(index)
-  mark = dataclasses.replace(mark, settings_digest=_claim(shard, settings))
   lines = ''.join(json.dumps(record) + '\n' for record in records)
+  mark = dataclasses.replace(
+    mark,
+    settings_digest=_claim(shard, settings),
+    digest=marks.of_bytes(lines.encode()),
+  )
+  # Another run may have been first, and have found another gamma the fastest.
+  if is_in_bucket(path):
+    other = marks.read(path)
+    if other is not None and marks.is_whole(path, other):
+      return other
   # A process that is killed here leaves a chunk without its mark, which the
   # next run decodes again.
   replacing.write_text(path, lines)
-  # Another run may have been first, and have found another gamma the fastest.
   return marks.write_first(path, mark)
 
 
@@ -216,30 +225,32 @@ def finish(
   gamma: ChosenGamma | None = None,
 ) -> None:
   """Joins the chunks, all complete, to the final file, and removes them; its
-  mark has `counts`, their sum. Raises ValueError if a chunk does not have as
-  many lines as its mark says, or other settings than `begin` was given."""
+  mark has `counts`, their sum. Raises ValueError if a chunk is not what its
+  mark says, or of other settings than `begin` was given."""
   # Read again: a run of other settings may have taken the folder since.
   own = _claim(shard, settings)
-  digests = []
+  digest, examples_digests = hashlib.sha256(), []
   with replacing.file(shard.path) as partial, partial.open('wb') as file:
     for index in range(num_chunks):
       path = shard.chunk_path(index)
       if (chunk := marks.read(path)) is None:
         raise ValueError(f'{path} has vanished: give the command again')
-      marks.check_whole(path, chunk)
+      lines = marks.read_whole(path, chunk)
       # A chunk of another run may have taken this name in between.
       if chunk.settings_digest != own:
         raise ValueError(
           f'{path} is of other settings: remove {shard.chunk_folder}, and give '
           'the command again'
         )
-      digests.append(chunk.examples_digest)
-      file.write(path.read_bytes())
+      examples_digests.append(chunk.examples_digest)
+      digest.update(lines)
+      file.write(lines)
   mark = Mark(
     **vars(counts),
-    examples_digest=marks.add_digests(digests),
+    examples_digest=marks.add_digests(examples_digests),
     settings=settings,
     gamma=gamma,
+    digest=digest.hexdigest(),
   )
   marks.write(shard.path, mark)
   # Last: until the mark is there, a restart joins the chunks again.
@@ -280,10 +291,11 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
       f'{len(missing)} are not complete: {", ".join(map(str, missing[:8]))}'
     )
   settings = found[0].settings or {}
-  for i, path in paths.items():
-    _check_settings(path, found[i].settings, settings)
-    marks.check_whole(path, found[i])
-  lines = list(_interleave([paths[i].read_bytes() for i in range(count)]))
+  shards = []
+  for i in range(count):
+    _check_settings(paths[i], found[i].settings, settings)
+    shards.append(marks.read_whole(paths[i], found[i]))
+  lines = list(_interleave(shards))
   merged = b''.join(lines)
   mark = Mark(
     **vars(sum(found.values(), Counts())),
@@ -291,6 +303,7 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
       m.examples_digest for m in found.values()
     ),
     settings=settings,
+    digest=marks.of_bytes(merged),
   )
   # A killed process may have left partial files, of any shard.
   is_other = final.exists() and final.read_bytes() != merged

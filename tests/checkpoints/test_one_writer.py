@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from specdec_jax.files.one_writer import one_writer
+from tests.cli import tiny
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 HOLD = """
@@ -54,6 +55,19 @@ def test_a_killed_process_locks_nobody_out(holder):
   assert lock.exists()
   with one_writer(lock, 'out'):
     assert f'process {os.getpid()} on' in lock.read_text()
+  assert not lock.exists()
+
+
+def test_a_full_disk_still_locks(tmp_path):
+  """Though the lock cannot say whose it is; and it is removed."""
+  lock = tmp_path / 'run.lock'
+  with tiny.files_of_at_most(0), one_writer(lock, 'out'):
+    with (
+      pytest.raises(ValueError, match='another process is writing out'),
+      one_writer(lock, 'out'),
+    ):
+      pass
+    assert lock.exists()
   assert not lock.exists()
 
 

@@ -129,6 +129,17 @@ def test_a_full_disk(generate, option):
   assert result.err == 'specdec: error: /dev/full: No space left on device\n'
 
 
+def test_a_disk_that_fills_up(generate, tmp_path):
+  path = tmp_path / 'out.jsonl'
+  with tiny.files_of_at_most(600):  # Enough for what it says.
+    result = generate('--json', path, '--max_new_tokens', '100')
+  assert result.status == 2
+  kept, error = result.err.splitlines()
+  (begun,) = tmp_path.iterdir()
+  assert kept.endswith(f'what this run wrote is in {begun}')
+  assert error == f'specdec: error: {path}: File too large'
+
+
 @pytest.mark.parametrize('options', [(), ('--json', '-')])
 def test_standard_output_on_a_full_disk(generate, monkeypatch, options):
   with open('/dev/full', 'w') as full:

@@ -1,8 +1,6 @@
 """`specdec convert`: every format to every other, and nothing lost."""
 
-import contextlib
 import json
-import resource
 import shutil
 
 import jax
@@ -24,6 +22,7 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.models import families, layers
 from specdec_jax.models.t5 import T5Config
+from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
 CONFIG = T5Config(
@@ -237,20 +236,9 @@ def test_a_model_is_not_replaced_with_what_lies_beside_it(
     assert (folder / 'results' / 'thesis.tex').read_text() == 'years'
 
 
-@contextlib.contextmanager
-def files_of_at_most(num_bytes):
-  """A limit of this process, which stands for a disk that is full."""
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize('to', ['t5x_legacy', 'safetensors', 'huggingface'])
 def test_a_full_disk_is_called_one(run, source, tmp_path, to):
-  with files_of_at_most(20_000):
+  with tiny.files_of_at_most(20_000):
     result = run('convert', source, tmp_path / 'new', '--to', to)
   assert result.err == f'specdec: error: {tmp_path / "new"}: File too large\n'
   assert (result.status, result.out) == (2, '')

@@ -515,6 +515,8 @@ def test_a_file_has_one_writer(run, model, tmp_path):
   path = tmp_path / 'out.json'
   usual = ('--model', model, '--prompt', 'ab', '--max_new_tokens', '8')
   with outputs.reserved(str(path)):
+    # A process that is killed now leaves nothing beside its results.
+    assert list(tmp_path.iterdir()) == []
     for command in ('generate', 'bench', 'calibrate'):
       result = run(command, *usual, '--json', path)
       tiny.assert_refused(result, 'is writing', str(path))

@@ -16,6 +16,8 @@ pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
+from sentencepiece import sentencepiece_model_pb2
+
 from specdec_jax import logits
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
@@ -28,7 +30,7 @@ from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
 from specdec_jax.measure import trials
 from specdec_jax.models import families, presets
-from specdec_jax.text import tasks
+from specdec_jax.text import tasks, vocabulary_files
 from specdec_jax.theory import gamma_trials
 from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
@@ -191,6 +193,17 @@ def test_a_finished_run_is_not_repeated(once, run, t5, task):
     assert_refused(refused, 'digest of sizes and sampling')
   finally:
     stated.unlink()
+  # And the vocabulary, also in a piece that no example has.
+  words = t5 / vocabulary_files.SENTENCEPIECE
+  before = words.read_bytes()
+  model = sentencepiece_model_pb2.ModelProto.FromString(before)
+  model.pieces[-1].piece += '_'
+  try:
+    words.write_bytes(model.SerializeToString())
+    refused = run(*argv(t5, task, once[0]))
+    assert_refused(refused, 'digest of the vocabulary')
+  finally:
+    words.write_bytes(before)
 
 
 @pytest.mark.slow

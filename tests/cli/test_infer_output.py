@@ -54,6 +54,49 @@ def test_lines_are_compared_with_the_mark(shard):
   assert not shard.path.exists()
 
 
+def test_a_chunk_of_other_bytes_is_not_complete(shard):
+  """Of as many lines; a mark of an earlier version knows no more than that."""
+  chunk = write_two_chunks(shard)
+  chunk.write_text('{"i": 1}\n{"i": 7}\n')
+  assert output.chunk_mark(shard, 1, f'{7:064x}') is None
+  with pytest.raises(ValueError, match=r'lines have changed.*COMPLETED'):
+    finish(shard)
+  assert not shard.path.exists()
+  write_chunk(shard, 1, SETTINGS)
+  assert output.chunk_mark(shard, 1, f'{7:064x}') is not None
+
+  mark = marks.path_of(chunk)
+  written = json.loads(mark.read_text())
+  del written['digest']
+  mark.write_text(json.dumps(written))
+  chunk.write_text('{"i": 1}\n{"i": 7}\n')
+  assert output.chunk_mark(shard, 1, f'{7:064x}').digest is None
+
+
+def test_a_finished_shard_of_other_bytes_is_not_complete(shard, tmp_path):
+  one, other = (
+    Shard(folder=tmp_path, task='t', mode='predict', shard_id=i, num_shards=2)
+    for i in range(2)
+  )
+  for each in (one, other):
+    write_two_chunks(each)
+    finish(each)
+  assert output.begin(one, SETTINGS).examples == 4
+  lines = one.path.read_text()
+  one.path.write_text(lines.replace('1', '7'))
+  refused = pytest.raises(ValueError, match='lines have changed')
+  with refused:
+    output.begin(one, SETTINGS)
+  with refused:
+    output.merge(tmp_path)
+  one.path.write_text(lines)
+  output.merge(tmp_path)
+  merged = tmp_path / 't-predict.jsonl-00000-of-00001'
+  assert marks.is_whole(merged, marks.read(merged))
+  merged.write_text(merged.read_text().replace('1', '7'))
+  assert not marks.is_whole(merged, marks.read(merged))
+
+
 def test_a_finished_shard_that_lost_lines_is_not_complete(shard):
   write_two_chunks(shard)
   finish(shard)

@@ -1,7 +1,9 @@
 """Tiny models in Hugging Face folders, and the command in this process."""
 
+import contextlib
 import json
 import re
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,3 +169,14 @@ def begun(path: Path) -> Path:
 def without_styles(text: str) -> str:
   """Text without a terminal's control sequences."""
   return re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', text)
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+  """A limit of this process, which stands for a disk that is full."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
