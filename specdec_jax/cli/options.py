@@ -10,6 +10,7 @@ from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.launch.numbers import cost, positive_int, share
 from specdec_jax.launch.spelling import did_you_mean
+from specdec_jax.launch.visible_text import visible_lines
 from specdec_jax.models.presets import DTYPES
 
 Group = argparse._ArgumentGroup
@@ -89,9 +90,8 @@ class Parser(argparse.ArgumentParser):
     if slip and (is_missing or message.startswith('unrecognized')):
       message += f'; {slip} is unknown' if is_missing else ''
       message += did_you_mean(slip, names, cutoff=0.7)
-    self.exit(
-      2, f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
-    )
+    line = f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
+    self.exit(2, visible_lines(line))
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

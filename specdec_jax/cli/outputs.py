@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -17,6 +18,7 @@ from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import compilation_cache, progress
+from specdec_jax.launch.visible_text import visible, visible_lines
 
 STANDARD_OUTPUT = '-'
 # By `Completion.finish_reason`.
@@ -113,21 +115,28 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
     yield lambda record: None
     return
   with opened(path) as file:
-    # JSON can escape what a terminal's encoding lacks.
-    is_ascii = not (file.encoding or '').lower().startswith('utf')
-    yield lambda record: _write(
-      file, json.dumps(record, allow_nan=False, ensure_ascii=is_ascii)
-    )
+    yield lambda record: _write(file, _json_of(record, file))
+
+
+def _json_of(value: object, file: TextIO, indent: int | None = None) -> str:
+  """Returns a value as JSON; ValueError for NaN. Characters that the encoding
+  of a file lacks, or that would act on a terminal, are escaped."""
+  as_json = functools.partial(json.dumps, value, allow_nan=False, indent=indent)
+  text = as_json(ensure_ascii=False)
+  is_unicode = (file.encoding or '').lower().startswith('utf')
+  is_shown = not file.isatty() or visible_lines(text) == text
+  return text if is_unicode and is_shown else as_json(ensure_ascii=True)
 
 
 def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
   """Writes --json, and shows the figures unless it is `-`; returns 0."""
   if args.json:
     with opened(args.json) as file:
-      _write(file, json.dumps(figures, allow_nan=False, indent=2))
+      _write(file, _json_of(figures, file, indent=2))
   if args.json != STANDARD_OUTPUT:
     screen = progress.console(color=args.color)
     for part in shown:
+      part = visible_lines(part) if isinstance(part, str) else part
       screen.print(part, highlight=False, crop=False)
   return 0
 
@@ -139,15 +148,17 @@ def table(
   Titles of columns break between words, figures nowhere."""
   from rich.table import Table
 
-  made, cells = Table(title=title or None), [*map(tuple, rows)]
+  made = Table(title=visible(title) or None)
+  cells = [tuple(map(visible, row)) for row in rows]
   # Of ('gamma', 'tokens/s with the prefill') and ('11', '1234.5'): widths 5
   # and 8, of 'gamma' and 'tokens/s'; the longer title takes three lines.
   for i, column in enumerate(columns):
     # A column is as wide as its longest word or figure.
     justify: Literal['left', 'right'] = 'left' if title and not i else 'right'
-    words = (*column.split(), *(row[i] for row in cells))
+    heading = visible(column)
+    words = (*heading.split(), *(row[i] for row in cells))
     made.add_column(
-      column,
+      heading,
       justify=justify,
       min_width=max(map(len, words), default=0),
     )

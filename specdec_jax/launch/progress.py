@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from specdec_jax.files.require import require
+from specdec_jax.launch import visible_text
 
 _Result = TypeVar('_Result')
 # A process that fails does not wait for threads of this name.
@@ -34,12 +35,19 @@ def is_watched() -> bool:
 def say(sentence: str) -> None:
   """Prints a line on standard error, if anybody can read it."""
   if sys.stderr is not None:
+    line = f'specdec: {visible_text.visible_lines(sentence)}'
     with contextlib.suppress(OSError):
-      print(f'specdec: {sentence}', file=sys.stderr, flush=True)
+      print(line, file=sys.stderr, flush=True)
+
+
+def show(text: str = '', *, end: str = '\n') -> None:
+  """Prints a text on standard output, see `visible_text.for_stream`."""
+  print(visible_text.for_stream(text, sys.stdout), end=end, flush=True)
 
 
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
-  """Returns a `rich` console; `color` is 'auto', 'always' or 'never'."""
+  """Returns a `rich` console that takes no text for markup; `color` is 'auto',
+  'always' or 'never'."""
   purpose = 'output in a terminal'
   rich = require('rich.console', extra='models', purpose=purpose)
   settings: dict[str, Any] = {
@@ -47,7 +55,9 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
     'always': {'force_terminal': True, 'color_system': 'standard'},
     'never': {'highlight': False, 'no_color': True},
   }
-  return rich.Console(stderr=is_stderr, **settings[color])
+  return rich.Console(
+    stderr=is_stderr, markup=False, emoji=False, **settings[color]
+  )
 
 
 def _period() -> float:
@@ -96,7 +106,8 @@ def waiting(
   """Shows `message` and a spinner on a terminal while the block runs; elsewhere
   `_lines` say it, with the seconds so far, first after `notice_after`."""
   if is_watched():
-    with console(is_stderr=True).status(message):
+    screen = console(is_stderr=True)
+    with screen.status(screen.render_str(visible_text.visible(message))):
       yield
     return
   started = time.monotonic()
@@ -124,7 +135,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
 
   tasks = progress.Progress(
     progress.SpinnerColumn(),
-    progress.TextColumn('{task.description}'),
+    progress.TextColumn('{task.description}', markup=False),
     progress.BarColumn(),
     progress.MofNCompleteColumn(),
     progress.TimeElapsedColumn(),
@@ -137,7 +148,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     redirect_stdout=False,
     redirect_stderr=False,
   )
-  task = tasks.add_task(message, total=total)
+  task = tasks.add_task(visible_text.visible(message), total=total)
   advance = lambda amount: tasks.update(task, advance=amount)
   if not is_watched():
     with _lines(lambda: _told(tasks.tasks[0])):

@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any
 
+from specdec_jax.launch.visible_text import visible
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -44,7 +45,7 @@ def _facts_of_header(header: Record) -> dict[str, str]:
   named = ('type', 'version', 'target', 'drafter')
   text = lambda value: value if isinstance(value, str) else json.dumps(value)
   return {
-    name.replace('_', ' '): wording.visible(text(value))
+    name.replace('_', ' '): visible(text(value))
     for name, value in header.items()
     if name not in named and value is not None
   }
@@ -60,7 +61,7 @@ def _facts(token: Record) -> str:
       numbers['u'] = token['u']
   return '\n'.join(
     [
-      f'“{wording.visible(token["text"])}” · id {token["token"]}',
+      f'“{visible(token["text"])}” · id {token["token"]}',
       f'{verdict}: {wording.MEANINGS[verdict]}',
       *(f'{name} = {_number(value, ".4g")}' for name, value in numbers.items()),
     ]

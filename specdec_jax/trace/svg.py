@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.files.require import require
+from specdec_jax.launch.visible_text import visible
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -38,7 +39,7 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
   return _template().render(
     traced=traced,
     max_iterations=max_iterations,
-    description='\n'.join(map(wording.visible, committed)),
+    description='\n'.join(map(visible, committed)),
     legend=[(each, each) for each in _VERDICTS if each in traced.verdicts],
     style=''.join(map(str.strip, wording.asset('svg.css').splitlines())),
   )
@@ -61,7 +62,7 @@ def _template() -> Any:
 def _prompt_lines(text: str) -> list[str]:
   """Returns the first lines of a prompt."""
   # 'in a  box' is ['in', ' a', '  box']: lines break before a space.
-  pieces = re.findall(r'\s*\S+', wording.visible(text))
+  pieces = re.findall(r'\s*\S+', visible(text))
   lines = [
     ''.join(piece for _, piece in line)
     for line in _wrapped([('', piece) for piece in pieces], _NUM_COLUMNS - 1)

@@ -9,6 +9,11 @@ import functools
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
+from specdec_jax.launch.visible_text import (
+  for_stream,
+  visible,
+  visible_lines,
+)
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -60,7 +65,7 @@ def show(
     if len(traced.rows) > 1:
       say(f'row {wording.ordinal(each)}', style='bold')
     if each in traced.prompts:
-      text = wording.visible(traced.prompts[each]['text'])
+      text = visible(traced.prompts[each]['text'])
       console.print(_text(f'prompt: {text}', style='dim'))
     shown = _lines if style == 'lines' else _flow
     console.print(shown(traced.iterations.get(each, []), has_marks))
@@ -87,7 +92,7 @@ def streamer(
         for token in recording.committed(record)
         if token['token'] not in hidden_ids
       )
-      console.file.write(text)
+      console.file.write(for_stream(text, console.file))
     else:
       shown = _flow([record], has_marks, hidden_ids)
       # Rich would wrap at the console's width, not knowing where it began.
@@ -151,7 +156,7 @@ def _flow(
       if verdict == 'rejected':
         shown = wording.shown(token['text'])
       else:
-        shown = wording.visible(token['text'], keep='\n\t')
+        shown = visible_lines(token['text'])
       _append(text, shown, verdict, has_marks)
   return text
 

@@ -1,19 +1,15 @@
 """Words and characters that the renderings of a trace share."""
 
 import functools
-import unicodedata
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
 from specdec_jax.files.require import require
+from specdec_jax.launch.visible_text import visible
 from specdec_jax.trace.recording import Record, Summary
 
 _EMPTY = '▯'
-# Control and format characters, surrogates, separators of lines and paragraphs.
-_HIDDEN = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
-_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}
-_PICTURES |= {'\n': '⏎', '\t': '⇥', '\x7f': '␡'}
 
 MEANINGS = {
   'accepted': 'drafted, and kept by the target',
@@ -48,31 +44,6 @@ def template(name: str, **filters: Callable[..., object]) -> Any:
     **filters,
   }
   return environment.from_string(asset(name))
-
-
-def visible(text: str, *, keep: str = '') -> str:
-  """Replaces every character that would act instead of show.
-
-  Control characters become control pictures; line breaks `⏎`, tabs `⇥`;
-  characters that reorder text, lone surrogates, line separators and what XML
-  forbids become `<U+XXXX>`. Characters in `keep` stay.
-  """
-
-  def shown(character: str) -> str:
-    # Escapes control characters, so that no token can command a terminal.
-    if character in keep:
-      return character
-    if character in _PICTURES:
-      return _PICTURES[character]
-    code = ord(character)
-    is_hidden = unicodedata.category(character) in _HIDDEN
-    # Joiners and tags within an emoji or an Arabic word are left alone.
-    is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
-    if (is_hidden and not is_part) or code in (0xFFFE, 0xFFFF):
-      return f'<U+{code:04X}>'
-    return character
-
-  return ''.join(map(shown, text))
 
 
 def shown(text: str) -> str:

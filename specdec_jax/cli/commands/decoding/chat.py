@@ -48,16 +48,16 @@ def run(args: argparse.Namespace) -> int:
     call=settings.call,
   )
   if is_person:
-    print(_HELP)
+    progress.show(_HELP)
   for text in _messages(is_person):
     if text == '/quit':
       break
     elif text == '/reset':
       chat.reset()
     elif text == '/help':
-      print(_HELP)
+      progress.show(_HELP)
     elif text.startswith('/') and is_person:
-      print(f'there is no command {text.split()[0]}: {_HELP}')
+      progress.show(f'there is no command {text.split()[0]}: {_HELP}')
     elif text:
       try:
         _answer(args, chat, text)
@@ -80,9 +80,9 @@ def _messages(is_person: bool) -> Iterator[str]:
     try:
       yield input('> ').strip()
     except KeyboardInterrupt:
-      print(f'\n{_HELP}')
+      progress.show(f'\n{_HELP}')
     except EOFError:
-      print()
+      progress.show()
       return
 
 
@@ -99,9 +99,9 @@ def _answer(args: argparse.Namespace, chat: Conversation, text: str) -> None:
     try:
       for piece in stream:
         if not args.verdicts:
-          print(piece, end='', flush=True)
+          progress.show(piece, end='')
     finally:
-      print(flush=True)
+      progress.show()
   done = stream.completion
   if done and done.finish_reason != 'stop':
     how = outputs.ending([done.finish_reason])

@@ -18,9 +18,10 @@ from specdec_jax.cli.outputs import finite
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
+from specdec_jax.launch.visible_text import visible
 from specdec_jax.measure import metrics
 from specdec_jax.text.prompts import Batch
-from specdec_jax.trace import recording, storage, terminal, wording
+from specdec_jax.trace import recording, storage, terminal
 from specdec_jax.trace.recording import Record
 
 # Flags in the header of a trace.
@@ -162,7 +163,7 @@ def _decode(
           write_json(result)
           reasons.append(result['finish_reason'])
           if shows_text and not is_colored:
-            print(result['text'], flush=True)
+            progress.show(result['text'])
           if error := result.get('error'):
             has_failed = True
             progress.say(f'error: {error}')
@@ -190,7 +191,7 @@ def _show_rows(
 def _show_prompt(screen: Any, prompt: str) -> None:
   from rich.text import Text
 
-  text = Text(f'> {wording.visible(prompt)}', style='dim')
+  text = Text(f'> {visible(prompt)}', style='dim')
   screen.print(text, overflow='ellipsis', no_wrap=True)
 
 

@@ -90,5 +90,5 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
 def merge(args: argparse.Namespace) -> int:
   """Joins the shards that several `infer --shard_id` runs wrote to one file."""
   for path, num_lines in output.merge(user_path(args.folder)):
-    progress.console().print(f'{path}: {num_lines} examples')
+    progress.show(f'{path}: {num_lines} examples')
   return 0

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
   with outputs.opened(path) as file:
     file.write(text)
   if path != outputs.STANDARD_OUTPUT:
-    print(f'wrote {path}')
+    progress.show(f'wrote {path}')
   return 0
 
 

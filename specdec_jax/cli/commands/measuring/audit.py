@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     )
   outputs.report(args, report.to_json())
   if args.json != outputs.STANDARD_OUTPUT:
-    print(report)
+    progress.show(str(report))
   return int(report.is_rejected)
 
 

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
       (folder / own.name).write_bytes(own.read_bytes())
     written.write(folder, config, params, step)
   leaves = jax.tree.leaves(params)
-  print(
+  progress.show(
     f'wrote {destination} ({args.to}): {len(leaves)} arrays, '
     f'{layers.num_params(params):,} parameters, '
     f'{sum(leaf.nbytes for leaf in leaves):,} bytes in '

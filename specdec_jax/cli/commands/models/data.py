@@ -70,7 +70,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
   with replacing.file(user_path(args.out)) as partial:
     partial.write_bytes(model)
   digest = token_files.sha256_of(model)
-  print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
+  progress.show(f'{args.out}: {args.size} ids, SHA-256 {digest}')
   return 0
 
 
@@ -131,7 +131,7 @@ def _prepare(args: argparse.Namespace) -> int:
       f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
       *(f'{counts[name]:,} {name}' for name in lost),
     )
-    print(f'{args.out}/{split}.npz: {", ".join(figures)}')
+    progress.show(f'{args.out}/{split}.npz: {", ".join(figures)}')
   return 0
 
 
@@ -199,8 +199,7 @@ def _write(args: argparse.Namespace) -> int:
     write_texts.Writing, args, prompts=texts, how=from_flags.settings(args)
   )
   model = Model(checkpoint=args.model, dtype=args.dtype)
-  say = functools.partial(print, flush=True)
-  write_texts.write(model, writing, args.out, say=say)
+  write_texts.write(model, writing, args.out, say=progress.show)
   return 0
 
 
@@ -239,7 +238,7 @@ def _rewrite(args: argparse.Namespace) -> int:
     token_files.save_description(
       folder, {**description.values, 'splits': counts}
     )
-  progress.console().print(f'{args.out}: targets of {", ".join(args.splits)}')
+  progress.show(f'{args.out}: targets of {", ".join(args.splits)}')
   return 0
 
 
