@@ -65,6 +65,8 @@ class Format(NamedTuple):
     files: names of the files that `write` writes; all folders have the first.
     is_part: `(folder)` to whether `write` made a folder within another.
     read_step: `(path)` to the training steps taken; None if it is not stored.
+    add_step: `(folder, config, params, step, overwrite=)`, into a folder with
+      steps of such a format; None if a folder holds only one.
     read_weights: `(path)` to how the parameters are packed, as
       `quantized.bits_of` reads it; to None where they are whole.
   """
@@ -80,6 +82,7 @@ class Format(NamedTuple):
   files: tuple[str, ...] = ()
   is_part: Callable[[Path], bool] = lambda folder: False
   read_step: Callable[[Path], int] | None = None
+  add_step: Callable[..., None] | None = None
   read_weights: Callable[[Path], str | None] = lambda path: None
 
 
@@ -163,12 +166,15 @@ def parts(path: Path) -> list[Path]:
     return [t5x.find(path)]
   if path.is_file():
     return container.shard_paths(path)
+  # Of several steps of T5X one is read.
+  step = t5x.find(path).name if found.add_step else None
+  names = (*found.files, DRAFT_VOCABULARY, safetensors_folder.INDEX_FILE)
   return [
     child
     for child in path.iterdir()
-    if child.name in (*found.files, DRAFT_VOCABULARY)
+    if child.name in names
     or child.suffix == '.safetensors'
-    or found.is_part(child)
+    or (found.is_part(child) and step in (None, child.name))
   ]
 
 
@@ -191,6 +197,19 @@ def _t5x(layout: t5x.Layout) -> Format:
     model_file.write(folder, checked(config))
     t5x.write_target(folder, params, step=step, format=layout)
 
+  def add_step(
+    folder: Path,
+    config: AnyConfig,
+    params: Weights,
+    step: int,
+    *,
+    overwrite: bool,
+  ) -> None:
+    checked(config)
+    t5x.write_target(
+      folder, params, step=step, format=layout, overwrite=overwrite
+    )
+
   # The functions that read are those of both layouts; only writing differs.
   is_checkpoint = lambda path: t5x.layout_of(path) == layout
   return Format(
@@ -205,6 +224,7 @@ def _t5x(layout: t5x.Layout) -> Format:
     files=(model_file.NAME,),
     is_part=is_checkpoint,
     read_step=t5x.read_step,
+    add_step=add_step,
   )
 
 

@@ -26,7 +26,7 @@ from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.products import Weights
 
 SINGLE_FILE = 'model.safetensors'
-_INDEX = 'model.safetensors.index.json'
+INDEX_FILE = 'model.safetensors.index.json'
 # What is read. Token ids, which torch writes as int64, are narrowed.
 _DTYPES = {
   'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': jnp.bfloat16,
@@ -100,7 +100,7 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
     path = folder / file_name
     # Unlike Path.is_file, it accepts names that no file can have.
     if not (path.is_file() if is_in_bucket(path) else os.path.isfile(path)):
-      raise ValueError(f'{folder} lacks {file_name}, which {_INDEX} names')
+      raise ValueError(f'{folder} lacks {file_name}, which {INDEX_FILE} names')
     try:
       if is_in_bucket(path):
         handle: TensorFile = RemoteFile(path)
@@ -127,11 +127,11 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
   """Reads which tensors each file has; an empty list stands for all."""
   if (folder / SINGLE_FILE).is_file():
     return {SINGLE_FILE: []}
-  index_path = folder / _INDEX
+  index_path = folder / INDEX_FILE
   if not index_path.is_file():
     raise ValueError(
-      f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}; what is '
-      'in pytorch_model.bin has to be saved by safetensors.torch.save_file'
+      f'{folder} has no weights: expected {SINGLE_FILE} or {INDEX_FILE}; what '
+      'is in pytorch_model.bin has to be saved by safetensors.torch.save_file'
     )
   index = settings.read(index_path)
   if not index.has('weight_map'):

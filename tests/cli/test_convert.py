@@ -100,6 +100,47 @@ def test_the_step_is_kept_or_chosen(run, source, tmp_path):
   assert_refused(result, '--step', 'T5X')
 
 
+def test_a_step_joins_those_that_are_there(run, source, tmp_path):
+  folder = tmp_path / 'steps'
+  to = lambda step, *how: run(
+    *('convert', source, folder, '--step', step, '--to', *how)
+  )
+  assert to(1, 't5x_legacy').status == 0
+  precious = folder / 'checkpoint_1' / 'checkpoint'
+  before = precious.read_bytes()
+  (folder / 'notes.txt').write_text('years')
+  for layout in ('t5x_orbax', 't5x_legacy'):
+    added = to(2, layout, *['--overwrite'] * (layout == 't5x_legacy'))
+    assert added.status == 0, added
+    assert added.out.startswith(f'wrote {folder}/checkpoint_2 ({layout})')
+    assert t5x.layout_of(folder / 'checkpoint_2') == layout[4:]
+  assert_refused(to(2, 't5x_legacy'), f'{folder}/checkpoint_2 already exists')
+  assert precious.read_bytes() == before
+  steps = {1, 2}
+  assert {p.name for p in folder.glob('check*')} == {
+    f'checkpoint_{step}' for step in steps
+  }
+  assert (folder / 'notes.txt').read_text() == 'years'
+  expected = loading.load(str(source))
+  assert_same_bits(loading.load(str(folder)).params, expected.params)
+
+  # What steps share stays as it is, or the step is of another model.
+  other = ('convert', source, folder, '--to', 'orbax', '--overwrite')
+  assert_refused(run(*other), 'holds checkpoint_1, checkpoint_2, which')
+  sizes = json.loads((folder / model_file.NAME).read_text())
+  sizes['config']['mlp_dim'] += 1
+  (folder / model_file.NAME).write_text(json.dumps(sizes))
+  assert_refused(to(3, 't5x_legacy'), 'another network')
+  (folder / model_file.NAME).unlink()
+  draft = folder / formats.DRAFT_VOCABULARY
+  draft.write_text('{"ids": [1]}')
+  assert_refused(to(3, 't5x_legacy'), 'another draft vocabulary')
+  draft.unlink()
+  assert not (folder / 'checkpoint_3').exists()
+  assert to(3, 't5x_legacy', '--dtype', 'bfloat16').status == 0
+  assert model_file.read(folder).mlp_dim == sizes['config']['mlp_dim'] - 1
+
+
 def test_only_t5x_needs_a_step(run, golden, tmp_path):
   folder = shutil.copytree(golden / 't5x_orbax', tmp_path / 'source')
   model_file.write(folder, CONFIG)
@@ -223,7 +264,7 @@ def test_a_model_is_not_replaced_with_what_lies_beside_it(
   run, source, tmp_path
 ):
   """Such as a run's checkpoints, or another project that has a config.json."""
-  for to in ('huggingface', 'orbax', 't5x_legacy'):
+  for to in ('huggingface', 'orbax'):
     folder = tmp_path / to
     again = ('convert', source, folder, '--to', to, '--overwrite')
     assert run(*again[:-1]).status == 0

@@ -97,26 +97,37 @@ def read_step(path: Path | str) -> int:
   return stored_arrays.whole_number(stored, source=str(folder), name='step')
 
 
+def step_path(path: Path | str, step: int) -> Path:
+  """Returns where a folder has the checkpoint of a step."""
+  return user_path(path) / f'checkpoint_{step}'
+
+
 def write_target(
-  path: Path | str, params: Weights, *, step: int, format: Layout = 'legacy'
+  path: Path | str,
+  params: Weights,
+  *,
+  step: int,
+  format: Layout = 'legacy',
+  overwrite: bool = False,
 ) -> Path:
   """Writes parameters, in their dtypes, as a checkpoint that T5X restores with
   `restore_optimizer=False` or for inference; returns its path.
 
-  It appears as `checkpoint_STEP` in `path`, which is made, when it is complete.
+  It appears as `checkpoint_STEP` in `path`, which is made, when it is complete,
+  and replaces one of this step if `overwrite`; those of other steps stay.
   Layers with relative positions of their own are one array each, see `scanned`.
   Raises ValueError if there is a checkpoint of this step or the weights are
   packed, RuntimeError if an array is spread over several processes, and
   ImportError without the package that writes it.
   """
-  final = user_path(path) / f'checkpoint_{step}'
+  final = step_path(path, step)
   if quantized.name_of(params):
     raise ValueError('T5X has no packed weights: write orbax or safetensors')
   params = jax.tree.map(np.asarray, params)
   # T5X has relative positions in every layer only in scanned stacks.
   if any('/layers_0/relpos_bias/' in x for x in stored_arrays.flatten(params)):
     params = scanned.stack(params)
-  with new_folder(final) as folder:
+  with new_folder(final, overwrite=overwrite) as folder:
     if format == 'legacy':
       legacy.write(folder, params, step=step)
     else:

@@ -2,11 +2,18 @@
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import formats, loading, stored_arrays
+from specdec_jax.checkpoints import (
+  formats,
+  loading,
+  model_file,
+  stored_arrays,
+  t5x,
+)
 from specdec_jax.cli import options
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.files.replacing import is_begun, new_folder
@@ -14,6 +21,7 @@ from specdec_jax.launch import numbers, progress
 from specdec_jax.models import families, layers, quantized
 from specdec_jax.sharding import mesh
 from specdec_jax.text import vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 
 def _written() -> dict[str, formats.Format]:
@@ -52,9 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--step',
     type=numbers.count,
-    help='N of checkpoint_N (default: that of the source, else 0)',
+    help='N of checkpoint_N, beside other steps that the destination has '
+    '(default: that of the source, else 0)',
   )
-  add('--overwrite', action='store_true', help='replace the destination')
+  add(
+    '--overwrite',
+    action='store_true',
+    help='replace the destination, or the step of it that is written',
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,11 +80,18 @@ def run(args: argparse.Namespace) -> int:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
   source = loading.locate(args.source)
   loading.warn_of(source, is_converted=True)
+  found = formats.find(source)
+  step = _step(args.step, written, found, source)
   destination = user_path(args.destination)
-  _check_destination(source, destination, is_overwritten=args.overwrite)
+  # Another step joins those that are there; what else is there is replaced.
+  final, is_added = destination, _has_steps(destination, written)
+  if is_added:
+    final = t5x.step_path(destination, step)
+  _check_destination(
+    source, final, is_overwritten=args.overwrite, is_step=is_added
+  )
   mesh.check_devices(1)
   with progress.waiting(f'reading {args.source}'):
-    found = formats.find(source)
     dtype = jnp.dtype(args.dtype).type
     config = formats.read_config(source, dtype, args.config)
     if bits and families.only_drafts(config):
@@ -80,36 +100,25 @@ def run(args: argparse.Namespace) -> int:
     with formats.on_host():
       params = formats.read_params(source, config)
       params = quantized.packed(params, bits) if bits else params
-    num_rows = getattr(config, 'vocab_size', None)
-    vocabulary = None
-    if not families.of(config).has_vocabulary:
-      if args.vocabulary is not None:
-        raise ValueError(
-          f'{args.source} has the vocabulary of its target: give none'
-        )
-    elif args.vocabulary is None:
-      vocabulary = loading.read_vocabulary(source, num_rows=num_rows)
-    else:
-      vocabulary = vocabulary_files.read(
-        args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
+    vocabulary = _read_vocabulary(args, source, config)
+  draft_vocabulary = None
+  if (own := source / formats.DRAFT_VOCABULARY).is_file():
+    draft_vocabulary = own.read_bytes()
+  beside = _Beside(config, vocabulary, draft_vocabulary)
+  with progress.waiting(f'writing {final}'):
+    if is_added:
+      assert written.add_step is not None
+      beside.join(destination)
+      written.add_step(
+        destination, config, params, step, overwrite=args.overwrite
       )
-  if vocabulary is not None:
-    loading.check_vocabulary(args.source, vocabulary, config)
-  step = args.step or 0
-  if args.step is None and written.read_step and found.read_step:
-    step = found.read_step(source)
-  with (
-    progress.waiting(f'writing {destination}'),
-    new_folder(destination, overwrite=args.overwrite) as folder,
-  ):
-    if vocabulary is not None:
-      vocabulary_files.write(folder, vocabulary)
-    if (own := source / formats.DRAFT_VOCABULARY).is_file():
-      (folder / own.name).write_bytes(own.read_bytes())
-    written.write(folder, config, params, step)
+    else:
+      with new_folder(destination, overwrite=args.overwrite) as folder:
+        beside.write(folder)
+        written.write(folder, config, params, step)
   leaves = jax.tree.leaves(params)
   progress.show(
-    f'wrote {destination} ({args.to}): {len(leaves)} arrays, '
+    f'wrote {final} ({args.to}): {len(leaves)} arrays, '
     f'{layers.num_params(params):,} parameters, '
     f'{sum(leaf.nbytes for leaf in leaves):,} bytes in '
     f'{args.weights or args.dtype}'
@@ -118,11 +127,108 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
+def _step(
+  given: int | None,
+  written: formats.Format,
+  found: formats.Format,
+  source: Path,
+) -> int:
+  """Returns the training steps to write: as given, or of the source, or 0."""
+  if given is None and written.read_step and found.read_step:
+    return found.read_step(source)
+  return given or 0
+
+
+def _has_steps(destination: Path, written: formats.Format) -> bool:
+  """Tells whether a folder holds checkpoints that another step can join."""
+  if written.add_step is None or not destination.is_dir():
+    return False
+  there = formats.find_if_any(destination)
+  has_steps = there is not None and there.add_step is not None
+  # A step itself, `checkpoint_1`, is no folder of steps.
+  return has_steps and t5x.find(destination) != destination
+
+
+def _read_vocabulary(
+  args: argparse.Namespace, source: Path, config: families.AnyConfig
+) -> AnyVocabulary | None:
+  """Reads the vocabulary that is given or of the source; None without one."""
+  num_rows = getattr(config, 'vocab_size', None)
+  if not families.of(config).has_vocabulary:
+    if args.vocabulary is not None:
+      raise ValueError(
+        f'{args.source} has the vocabulary of its target: give none'
+      )
+    return None
+  if args.vocabulary is None:
+    vocabulary = loading.read_vocabulary(source, num_rows=num_rows)
+  else:
+    vocabulary = vocabulary_files.read(
+      args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
+    )
+  if vocabulary is not None:
+    loading.check_vocabulary(args.source, vocabulary, config)
+  return vocabulary
+
+
+class _Beside(NamedTuple):
+  """What a folder holds beside parameters: sizes, a vocabulary, and the file of
+  a draft vocabulary, of which the last two may be missing."""
+
+  config: families.AnyConfig
+  vocabulary: AnyVocabulary | None
+  draft_vocabulary: bytes | None
+
+  def write(self, folder: Path) -> None:
+    """Writes the vocabularies; the sizes are written with the parameters."""
+    if self.vocabulary is not None:
+      vocabulary_files.write(folder, self.vocabulary)
+    if self.draft_vocabulary is not None:
+      (folder / formats.DRAFT_VOCABULARY).write_bytes(self.draft_vocabulary)
+
+  def join(self, folder: Path) -> None:
+    """Adds what a folder of steps lacks; ValueError if it has something else:
+    its steps share it."""
+    for name, is_same in (
+      ('network', self._has_same_sizes(folder)),
+      ('vocabulary', self._has_same_vocabulary(folder)),
+      ('draft vocabulary', self._has_same_draft_vocabulary(folder)),
+    ):
+      if not is_same:
+        raise ValueError(
+          f'{folder} has checkpoints with another {name}: name another folder'
+        )
+    if not (folder / model_file.NAME).exists():
+      model_file.write(folder, self.config)
+    if self.vocabulary is not None and not vocabulary_files.is_in(folder):
+      vocabulary_files.write(folder, self.vocabulary)
+
+  def _has_same_sizes(self, folder: Path) -> bool:
+    if not (folder / model_file.NAME).exists():
+      return True
+    # Each step has dtypes of its own.
+    there = model_file.read(folder, dtype=self.config.dtype)
+    return there == self.config
+
+  def _has_same_vocabulary(self, folder: Path) -> bool:
+    if self.vocabulary is None or not vocabulary_files.is_in(folder):
+      return True
+    num_rows = getattr(self.config, 'vocab_size', None)
+    there = vocabulary_files.read(folder, num_rows=num_rows)
+    own = self.vocabulary
+    return (there.tokens(), there.eos_ids) == (own.tokens(), own.eos_ids)
+
+  def _has_same_draft_vocabulary(self, folder: Path) -> bool:
+    path = folder / formats.DRAFT_VOCABULARY
+    there = path.read_bytes() if path.is_file() else None
+    return there == self.draft_vocabulary
+
+
 def _check_destination(
-  source: Path, destination: Path, *, is_overwritten: bool
+  source: Path, destination: Path, *, is_overwritten: bool, is_step: bool
 ) -> None:
   """Raises ValueError if `destination` cannot be written, before the source is
-  read."""
+  read; `is_step` says that it is one of several steps in a folder."""
   # Neither 'models/a' to 'models', nor 'models' to 'models/a'.
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
@@ -137,7 +243,8 @@ def _check_destination(
   if destination.exists() and not is_begun(destination):
     if not is_overwritten:
       raise ValueError(f'{destination} already exists; --overwrite replaces it')
-    _check_is_model(destination)
+    if not is_step:
+      _check_is_model(destination)
 
 
 def _check_is_model(destination: Path) -> None:
@@ -148,6 +255,12 @@ def _check_is_model(destination: Path) -> None:
   if not any(child.name in marks or _is_part(child) for child in children):
     raise ValueError(
       f'{destination} holds no model, so --overwrite does not replace it'
+    )
+  steps = sorted(child.name for child in children if t5x.layout_of(child))
+  if len(steps) > 1:
+    raise ValueError(
+      f'{destination} holds {stored_arrays.some(steps)}, which --overwrite '
+      'does not replace together: name another folder'
     )
   # Files of any format: a folder in another format may be replaced, too.
   names = {name for each in written for name in each.files}
