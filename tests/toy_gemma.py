@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models import families
+from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 
@@ -46,6 +47,40 @@ def gemma_2(vocab_size: int, **sizes) -> GemmaConfig:
   return decoder(vocab_size, **(defaults | sizes))
 
 
+def gemma_4(vocab_size: int, **sizes) -> Gemma4Config:
+  """A Gemma 4 like the 31B: full layers whose value is their key, and whose
+  heads have another number and size."""
+  defaults = {
+    'num_layers': 3,
+    'embed_dim': 8,
+    'num_heads': 4,
+    'num_kv_heads': 2,
+    'head_dim': 4,
+    'full_num_kv_heads': 1,
+    'full_head_dim': 8,
+    'mlp_dim': 12,
+    'windows': (3, 0),
+    'full_key_is_value': True,
+    'logits_softcap': 9.0,
+  }
+  return Gemma4Config(vocab_size=vocab_size, **(defaults | sizes))
+
+
+def gemma_4_e2b(vocab_size: int, **sizes) -> Gemma4Config:
+  """A Gemma 4 like the E2B: embeddings for each layer, and layers that read the
+  keys of earlier ones and have a wider feed-forward."""
+  defaults = {
+    'num_layers': 4,
+    'full_num_kv_heads': 2,
+    'full_key_is_value': False,
+    'num_shared_layers': 2,
+    'has_wide_shared_mlp': True,
+    'per_layer_dim': 4,
+    'per_layer_vocab_size': vocab_size,
+  }
+  return gemma_4(vocab_size, **(defaults | sizes))
+
+
 def encoder_decoder(
   vocab_size: int, *, num_layers: int = 2, **sizes
 ) -> T5GemmaConfig:
@@ -66,13 +101,17 @@ def encoder_decoder(
 def params(config, *, seed: int, scale: float = 1.5):
   """Random weights; logits are of the scale."""
   rng = np.random.default_rng(seed)
+  # What a norm of Gemma 4 stores is the whole factor.
+  offset = 1.0 if isinstance(config, Gemma4Config) else 0.0
 
   def draw(path, leaf):
     name = jax.tree_util.keystr(path)
     values = rng.normal(size=leaf.shape)
     if 'scale' in name:
       # What layers add outweighs the last token, which the logits reuse.
-      values = 0.3 * values + 2.0 * ('post' in name)
+      values = 0.3 * values + 2.0 * ('post' in name) + offset
+    elif 'layer_scalar' in name:
+      values = 0.7 + 0.1 * values
     elif 'embedding' in name:
       values = scale * values / np.sqrt(leaf.shape[1])
     else:

@@ -22,7 +22,8 @@ from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.models.drafting.draft_vocabulary import spread
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.gemma import decoder as gemma
-from specdec_jax.models.gemma import t5gemma
+from specdec_jax.models.gemma import gemma4, t5gemma
+from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 from specdec_jax.models.llama import LlamaConfig
@@ -31,7 +32,7 @@ from specdec_jax.models.products import Weights
 from specdec_jax.models.t5 import T5Config
 
 # Sizes of a whole model, and of a network that only drafts.
-Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig
+Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig | Gemma4Config
 DrafterConfig = BlockDecoderConfig | BlockHeadsConfig | EagleConfig
 AnyConfig = Config | DrafterConfig
 
@@ -60,6 +61,8 @@ class Family(NamedTuple):
     stacks: the fields of `config` that count layers, the decoder's last, each
       with the branch of the parameters that has these layers as `layers_0`,
       `layers_1` ...; `''` is the tree itself.
+    has_equal_layers: whether the layers of a stack have parameters of the same
+      names and shapes.
     module: the network, as `Network` describes it; None for a family without
       one, whose residual streams cannot be kept.
     init_params: `(config, rng_key)` to fresh float32 parameters; None to make
@@ -82,6 +85,7 @@ class Family(NamedTuple):
   name: str
   config: type
   stacks: Mapping[str, str] = {}
+  has_equal_layers: bool = True
   module: type[nn.Module] | None = None
   init_params: Callable[[Any, Array], Weights] | None = None
   language_model: Callable[[Any], LanguageModel] | None = None
@@ -118,6 +122,14 @@ FAMILIES = (
     config=GemmaConfig,
     stacks={'num_layers': ''},
     module=gemma.Decoder,
+    max_positions=lambda config: config.max_positions,
+  ),
+  Family(
+    name='gemma4',
+    config=Gemma4Config,
+    stacks={'num_layers': ''},
+    has_equal_layers=False,
+    module=gemma4.Decoder,
     max_positions=lambda config: config.max_positions,
   ),
   Family(
@@ -247,15 +259,19 @@ def param_shapes(config: AnyConfig, dtype: jnp.dtype | None = None) -> Weights:
 @functools.lru_cache(maxsize=16)
 def _traced_shapes(config: AnyConfig, dtype: jnp.dtype | None) -> Weights:
   family = of(config)
-  counts = {field: getattr(config, field) for field in family.stacks}
-  # Layers of a stack are alike, so one of each is traced: that takes 30 ms.
-  one_each = {field: min(count, 1) for field, count in counts.items()}
+  counts: dict[str, int] = {}
+  if family.has_equal_layers:
+    counts = {field: getattr(config, field) for field in family.stacks}
+  # One of equal layers is traced: that takes 30 ms.
+  one_each: Any = {field: min(count, 1) for field, count in counts.items()}
   short = dataclasses.replace(config, **one_each)
   init = functools.partial(init_params, short)
-  shapes = jax.eval_shape(init, jax.random.key(0))
-  for field, branch in family.stacks.items():
+  with networks.only_shapes():
+    shapes = jax.eval_shape(init, jax.random.key(0))
+  for field, count in counts.items():
     # The layers of T5's encoder lie in `encoder`, those of a Llama at the top.
-    for i in range(1, counts[field]):
+    branch = family.stacks[field]
+    for i in range(1, count):
       stack = shapes[branch] if branch else shapes
       stack[f'layers_{i}'] = stack['layers_0']
   # Token ids among the parameters stay int32.

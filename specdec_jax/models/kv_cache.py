@@ -98,16 +98,24 @@ def init(
   multiple of 8, the rows of a TPU's tile.
 
   `config` has `head_dim`, `dtype`, perhaps `cache_dtype`, and `num_kv_heads`,
-  or only `num_heads` if every head has keys of its own.
+  or only `num_heads` if every head has keys of its own. If layers differ, or
+  some have no keys, it has `cache_heads`: the number and size of the heads of
+  each layer with keys.
   """
-  num_heads = getattr(config, 'num_kv_heads', config.num_heads)
+  heads = getattr(config, 'cache_heads', None)
+  if heads is None:
+    num_heads = getattr(config, 'num_kv_heads', config.num_heads)
+    heads = [(num_heads, config.head_dim)] * num_layers
   # Otherwise 8 heads would pad less than positions do, and lie after them.
-  shape = batch_size, num_heads, -(-capacity // 8) * 8, config.head_dim
-  entries = jax.ShapeDtypeStruct(shape, config.dtype)
-  kept = jax.eval_shape(lambda x: _kept(config, x), entries)
-  empty = lambda: tuple(
-    jax.tree.map(jnp.zeros_like, kept) for _ in range(num_layers)
-  )
+  capacity = -(-capacity // 8) * 8
+
+  def empty_layer(num_heads: int, head_dim: int) -> Entries:
+    shape = batch_size, num_heads, capacity, head_dim
+    entries = jax.ShapeDtypeStruct(shape, config.dtype)
+    kept = jax.eval_shape(lambda x: _kept(config, x), entries)
+    return jax.tree.map(jnp.zeros_like, kept)
+
+  empty = lambda: tuple(empty_layer(*layer_heads) for layer_heads in heads)
   return KVCache(
     keys=empty(), values=empty(), lengths=jnp.zeros(batch_size, jnp.int32)
   )

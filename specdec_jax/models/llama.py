@@ -114,10 +114,16 @@ def rope_divisors(
 
 
 def rotate(
-  x: Array, positions: Array, *, base: float, scaling: RopeScaling | None = None
+  x: Array,
+  positions: Array,
+  *,
+  base: float,
+  scaling: RopeScaling | None = None,
+  fraction: float = 1.0,
 ) -> Array:
   """Rotates the heads of `[B, H, T, D]` by their positions, int32 `[B, T]`,
-  with angles in float32 (Su et al., arXiv 2104.09864; `base` is theta).
+  with angles in float32 (Su et al., arXiv 2104.09864; `base` is theta). Of the
+  D / 2 frequencies, the first `fraction` turn and the others are 0.
 
   Dimension i is paired with `i + D/2`, the layout of Hugging Face checkpoints;
   GGUF files interleave the pairs and are permuted when they are read.
@@ -129,6 +135,9 @@ def rotate(
   frequencies = jnp.power(jnp.float32(base), -exponents)
   if scaling is not None:
     frequencies /= rope_divisors(scaling, base=base, head_dim=2 * half)
+  if fraction != 1:
+    is_turning = jnp.arange(half) < int(fraction * half)
+    frequencies = jnp.where(is_turning, frequencies, 0)
   positions = positions.astype(jnp.float32)
   angles = positions[:, None, :, None] * frequencies[None, None, None, :]
   sin, cos = jnp.sin(angles), jnp.cos(angles)

@@ -1,8 +1,10 @@
 """Makes of networks the functions that decoding calls: `base.LanguageModel`."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
@@ -30,33 +32,66 @@ Kept = TypeVar('Kept', KVCache, KVCache | None)
 _jitted: Any = functools.cache(nn.jit)
 
 
+# Whether parameters are initialised for their shapes alone.
+_only_shapes = contextvars.ContextVar('only_shapes', default=False)
+
+
+@contextlib.contextmanager
+def only_shapes() -> Iterator[None]:
+  """Within it, initialisation draws other values, and traces equal layers
+  once."""
+  token = _only_shapes.set(True)
+  try:
+    yield
+  finally:
+    _only_shapes.reset(token)
+
+
 def traced_once(module: nn.Module, layer: type[Layer]) -> type[Layer]:
   """Returns the class for the equal layers in a stack of `module`, wrapped so
   that they are traced and lowered once."""
   # Not where random keys are used: `nn.jit` splits them in its own way, which
   # would change the parameters and the dropout of a seed.
-  is_random = module.has_rng('params') or module.has_rng('dropout')
+  is_drawn = module.has_rng('params') and not _only_shapes.get()
+  is_random = is_drawn or module.has_rng('dropout')
   return layer if is_random else _jitted(layer)
 
 
 def through(
-  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: Kept
+  module: nn.Module,
+  stack: Iterable[LayerFn],
+  x: Array,
+  past: Kept,
+  sources: Sequence[int] | None = None,
 ) -> tuple[Array, Kept]:
   """Applies a stack of layers to a residual stream `[B, T, embed]`.
+
+  `sources`, if given, names for each layer the earlier layer whose keys and
+  values it reads, or itself if it has its own; the first layers have their own,
+  and only they have entries in the cache.
 
   Returns the stream that leaves the last layer, and the cache with T more
   positions. `models.taps` can keep the streams between layers; sowing them
   costs nothing unless it asks for them.
   """
-  keys, values = [], []
+  keys: list[Entries] = []
+  values: list[Entries] = []
   module.sow(TAPS, TAP.format(0), x)
   for i, layer in enumerate(stack):
-    kept = None
-    if past is not None:
-      kept = past.keys[i], past.values[i], past.lengths
-    x, layer_keys, layer_values = layer(x, kept)
-    keys.append(layer_keys)
-    values.append(layer_values)
+    source = i if sources is None else sources[i]
+    if source < len(keys):
+      # They have this call's tokens, too, which the source has appended.
+      lengths = jnp.zeros(x.shape[0], jnp.int32)
+      if past is not None:
+        lengths = past.lengths
+      x, _, _ = layer(x, (keys[source], values[source], lengths))
+    else:
+      kept = None
+      if past is not None:
+        kept = past.keys[i], past.values[i], past.lengths
+      x, layer_keys, layer_values = layer(x, kept)
+      keys.append(layer_keys)
+      values.append(layer_values)
     # Stream i enters layer i; two layers have the streams 0, 1 and 2.
     module.sow(TAPS, TAP.format(i + 1), x)
   if past is None:

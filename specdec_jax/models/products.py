@@ -27,6 +27,8 @@ _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 PROJECTIONS = ('query', 'key', 'value')
 # Projections that read one input, by module; see `with_cpu_copies`.
 _ONE_INPUT = {'self_attention': PROJECTIONS, 'mlp': ('wi_0', 'wi_1')}
+# Ends of the names of embeddings that no logits reuse.
+_LOOKED_UP = ('_positions', 'per_layer_embedder')
 # The most rows of activations that are multiplied by a kernel's rows, and by
 # its tiles: the time steps after five.
 _MOST_BY_ROWS, MOST_BY_TILES = 16, 5
@@ -156,8 +158,7 @@ def _with_copies(params: Weights, is_tied: bool, has_rows: bool) -> Weights:
     if isinstance(value, dict) and name != 'encoder':
       if name in _ONE_INPUT:
         value = _join(value, _ONE_INPUT[name])
-      # Positions are looked up alone.
-      is_projected = is_tied and not name.endswith('_positions')
+      is_projected = is_tied and not name.endswith(_LOOKED_UP)
       value = _with_copies(value, is_projected, has_rows)
     copied[name] = value
   if is_tied and 'embedding' in params and 'embedding' + SCALE not in params:

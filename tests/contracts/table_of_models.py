@@ -68,6 +68,8 @@ NETWORKS |= {
   for name, config in {
     'Gemma 2': toy_gemma.gemma_2(VOCAB_SIZE),
     'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
+    'Gemma 4': toy_gemma.gemma_4(VOCAB_SIZE),
+    'Gemma 4, E2B': toy_gemma.gemma_4_e2b(VOCAB_SIZE),
     'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
   }.items()
 }
@@ -78,6 +80,7 @@ NETWORKS |= {
     ('llama, one head, tied, biased', Bits(4)),
     ('T5 1.1', Bits(4, 4)),
     ('Gemma 3', Bits(8)),
+    ('Gemma 4, E2B', Bits(8)),
   )
   for config, make_params in [NETWORKS[name]]
 }
@@ -86,7 +89,7 @@ NETWORKS |= {
     dataclasses.replace(config, cache_dtype=jnp.dtype('int8')),
     make_params,
   )
-  for name in ('llama, later', 'T5 1.1', 'Gemma 3', 'T5Gemma')
+  for name in ('llama, later', 'T5 1.1', 'Gemma 3', 'Gemma 4, E2B', 'T5Gemma')
   for config, make_params in [NETWORKS[name]]
 }
 ROWS = {
@@ -99,7 +102,7 @@ ROWS = {
 every_model = slow.parametrize(
   'name',
   ROWS,
-  now=['toy', 'llama, later', 'T5 1.1', 'Gemma 3'],
+  now=['toy', 'llama, later', 'T5 1.1', 'Gemma 3', 'Gemma 4, E2B'],
 )
 HAS_ENCODER = {
   *('T5 1.1', 'T5 1.1, packed', 'T5 1.1, int8 cache', 'T5 1.0'),

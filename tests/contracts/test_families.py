@@ -34,6 +34,8 @@ CONFIGS = {
   't5, scalable': toy_t5.config(7, num_layers=2, has_layer_relpos=True),
   't5, decoder only': toy_t5.config(7, num_encoder_layers=0, is_tied=True),
   'gemma': toy_gemma.decoder(7, num_layers=3),
+  'gemma4': toy_gemma.gemma_4(7),
+  'gemma4, E2B': toy_gemma.gemma_4_e2b(7),
   't5gemma': toy_gemma.encoder_decoder(7, num_encoder_layers=3),
   'block_decoder': dataclasses.replace(
     presets.spec_drafter('mini_2_2'), num_encoder_layers=3
@@ -216,6 +218,8 @@ def test_layers_are_told_stack_by_stack():
     't5, scalable': (2, 2),
     't5, decoder only': (1,),
     'gemma': (3,),
+    'gemma4': (3,),
+    'gemma4, E2B': (4,),
     't5gemma': (3, 2),
     'block_decoder': (3, 2),
     'block_heads': (),

@@ -96,6 +96,12 @@ def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
 
 def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
   """Returns the sizes of a model whose decoder has only the layers `kept`."""
+  family = families.of(config)
+  if not family.has_equal_layers and len(kept) < getattr(config, field):
+    raise ValueError(
+      f'layers {kept}: those of a {family.name} differ, and some read the keys '
+      'of others; leave layers out, for all of them'
+    )
   sizes: dict[str, Any] = {field: len(kept)}
   # `windows` lists those of the first layers, and repeats.
   if windows := getattr(config, 'windows', ()):
@@ -122,5 +128,7 @@ def _params(
     f'layers_{i}': stack[f'layers_{layer}'] for i, layer in enumerate(kept)
   }
   params = {**target, branch: stack} if branch else stack
-  keep = ('encoder',) if is_tied else ('encoder', 'embedding')
+  keep = {'encoder', 'per_layer_embedder'}
+  if not is_tied:
+    keep.add('embedding')
   return quantized.packed(params, bits, keep=keep)

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import safetensors_folder, settings
-from specdec_jax.checkpoints.huggingface import eagle, gemma, llama, t5, t5gemma
+from specdec_jax.checkpoints.huggingface import (
+  eagle,
+  gemma,
+  gemma4,
+  llama,
+  t5,
+  t5gemma,
+)
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
@@ -50,6 +57,7 @@ _NETWORKS = {
   'llama': _Network(llama),
   't5': _Network(t5),
   'gemma': _Network(gemma),
+  'gemma4': _Network(gemma4),
   't5gemma': _Network(t5gemma),
   'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
 }

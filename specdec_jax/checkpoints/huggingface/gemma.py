@@ -16,10 +16,11 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
+from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 
-_Gemma = TypeVar('_Gemma', GemmaConfig, T5GemmaConfig)
+_Gemma = TypeVar('_Gemma', GemmaConfig, T5GemmaConfig, Gemma4Config)
 _TEXT = 'gemma3_text'
 MODEL_TYPES: tuple[str, ...] = ('gemma2', _TEXT, 'gemma3')
 # By the names of our branches; those of layer N are below `model.layers.N`.
@@ -126,10 +127,17 @@ def _windows(
   types = values.texts('layer_types', default_types)
   if len(types) != num_layers or set(types) - {FULL, SLIDING}:
     values.refuse('layer_types', f'{num_layers} of {FULL} or {SLIDING}')
-  windows = [window if each == SLIDING else 0 for each in types]
+  return shortest_pattern(
+    [window if layer_type == SLIDING else 0 for layer_type in types]
+  )
+
+
+def shortest_pattern(windows: list[int]) -> tuple[int, ...]:
+  """Cuts the windows of all layers to where they repeat."""
   # [1, 1, 0, 1, 1, 0, 1] repeat after 3.
   repeats = lambda n: all(x == windows[i % n] for i, x in enumerate(windows))
-  return tuple(windows[: next(filter(repeats, range(1, num_layers + 1)))])
+  lengths = range(1, len(windows) + 1)
+  return tuple(windows[: next(filter(repeats, lengths))])
 
 
 def _period(values: Settings, *, is_gemma_3: bool) -> int:

@@ -12,6 +12,7 @@ from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.drafting.eagle import EagleConfig
+from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
@@ -235,7 +236,8 @@ def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
 
 
 def counts_json(
-  config: LlamaConfig | EagleConfig | GemmaConfig, num_layers: int
+  config: LlamaConfig | EagleConfig | GemmaConfig | Gemma4Config,
+  num_layers: int,
 ) -> Json:
   """Reverses `counts`, and adds what else all stacks of layers have."""
   return {

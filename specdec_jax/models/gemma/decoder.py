@@ -14,7 +14,6 @@ from specdec_jax.models import attention, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.sharding import rules
 
 
 class Decoder(nn.Module):
@@ -60,9 +59,4 @@ class Decoder(nn.Module):
 
   def project(self, x: Array) -> Array:
     """Projects `[B, T, embed]` to float32 logits `[B, T, V]`."""
-    # A softcap keeps the argmax but changes the distribution, so it comes
-    # before temperature and limits.
-    logits = self.token_embedder.attend(x)
-    if self.config.logits_softcap:
-      logits = attention.softcapped(logits, self.config.logits_softcap)
-    return rules.constrain(logits, 'batch', 'length', 'vocab')
+    return layers.logits_of(self.token_embedder, x, self.config.logits_softcap)

@@ -72,37 +72,58 @@ class GemmaConfig:
       raise ValueError(f'rope_factor must be above 0, got {self.rope_factor}')
 
 
+def normalized(x: Array, epsilon: float) -> Array:
+  """Divides `[..., D]` by its root mean square, in float32."""
+  x = x.astype(jnp.float32)
+  mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  return x * inverse_root(mean_square + epsilon)
+
+
 class Norm(nn.Module):
-  """Root-mean-square norm, scaled by `1 + scale` in float32, then rounded."""
+  """Root-mean-square norm, scaled by `offset + scale` in float32, then rounded.
+
+  `scale` starts so that the factor is 1. With an offset of 1, as in Gemma 2 and
+  3, weight decay pulls the factor towards 1; in Gemma 4 the offset is 0.
+  """
 
   epsilon: float
   dtype: jnp.dtype
+  offset: float = 1.0
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    zeros = nn.initializers.zeros_init()
-    # `scale` starts at 0, so that weight decay pulls the factor towards 1.
-    scale = parameter(self, 'scale', zeros, (x.shape[-1],)).astype(jnp.float32)
-    x = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    x = x * inverse_root(mean_square + self.epsilon)
-    scale = jnp.expand_dims(1.0 + scale, tuple(range(x.ndim - 1)))
-    return (x * scale).astype(self.dtype)
+    initial = nn.initializers.constant(1.0 - self.offset)
+    scale = parameter(self, 'scale', initial, (x.shape[-1],))
+    factor = self.offset + scale.astype(jnp.float32)
+    x = normalized(x, self.epsilon)
+    factor = jnp.expand_dims(factor, tuple(range(x.ndim - 1)))
+    return (x * factor).astype(self.dtype)
 
 
 def norm(config: GemmaConfig, **name: Any) -> Norm:
   return Norm(config.norm_epsilon, config.dtype, **name)
 
 
-def embed(config: GemmaConfig, **name: Any) -> Embed:
+def embed(config: Any, **name: Any) -> Embed:
   return Embed(config.vocab_size, config.embed_dim, config.dtype, **name)
 
 
-def scaled(config: GemmaConfig, embedded: Array) -> Array:
+def scaled(config: Any, embedded: Array) -> Array:
   """Scales embeddings `[B, T, embed]` by the root of their width, rounded to
   their dtype as in training."""
   scale = jnp.asarray(config.embed_dim**0.5, config.dtype)
   return embedded * scale
+
+
+def logits_of(embedder: Embed, x: Array, softcap: float) -> Array:
+  """Projects `[B, T, embed]` to float32 logits `[B, T, V]`, bounded by
+  `softcap` unless it is 0."""
+  # A softcap keeps the argmax but changes the distribution, so it comes
+  # before temperature and limits.
+  logits = embedder.attend(x)
+  if softcap:
+    logits = attention.softcapped(logits, softcap)
+  return rules.constrain(logits, 'batch', 'length', 'vocab')
 
 
 class SelfAttention(nn.Module):
@@ -118,7 +139,7 @@ class SelfAttention(nn.Module):
     """Mixes `[B, T, embed]`, at int32 positions `[B or 1, T]`; also returns the
     keys and values attended to. See `Layer`."""
     config = self.config
-    queries, keys, values = map(_placed, query_key_value(self, x, config))
+    queries, keys, values = map(placed, query_key_value(self, x, config))
     if config.has_qk_norm:
       queries = norm(config, name='query_norm')(queries)
       keys = norm(config, name='key_norm')(keys)
@@ -225,10 +246,11 @@ class Layer(nn.Module):
 
 def _by_head(config: GemmaConfig, x: Array) -> Array:
   """Splits `[B, T, H * D]` into heads, `[B, H, T, D]`."""
-  return _placed(by_head(x, config.head_dim))
+  return placed(by_head(x, config.head_dim))
 
 
-def _placed(x: Array) -> Array:
+def placed(x: Array) -> Array:
+  """Splits heads `[B, H, T, D]` over the devices."""
   return rules.constrain(x, 'batch', 'heads', 'length', 'kv')
 
 

@@ -1,0 +1,123 @@
+"""Makes tiny Gemma 4 models of Hugging Face transformers, and assistants for
+them; never edit them by hand.
+
+Needs an environment of its own: transformers is no dependency of the package.
+
+  pip install torch==2.13.0 transformers==5.24.0 safetensors
+  python tests/golden/make_huggingface_gemma4.py [--output tests/golden]
+
+Writes random models as `save_pretrained` writes them, each with a golden.npz:
+token ids and their logits, `ids` and `logits`. Texts are longer than the
+windows.
+
+- `tiny_gemma4`: shaped like the 31B, with full layers whose value is their key,
+  and whose heads have another number and size;
+- `tiny_gemma4_e2b`: per-layer embeddings, layers that share keys and values and
+  have a feed-forward twice as wide;
+- `tiny_gemma4_moe`: shaped like the 26B-A4B, with experts.
+"""
+
+import argparse
+import pathlib
+
+import numpy as np
+import torch
+import transformers
+
+VOCAB_SIZE = 96
+WINDOW = 5
+SLIDING, FULL = 'sliding_attention', 'full_attention'
+SIZES = {
+  'vocab_size': VOCAB_SIZE,
+  'hidden_size': 24,
+  'intermediate_size': 32,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'head_dim': 8,
+  'global_head_dim': 16,
+  'max_position_embeddings': 128,
+  'sliding_window': WINDOW,
+  'hidden_size_per_layer_input': 0,
+  'vocab_size_per_layer_input': 0,
+  'attn_implementation': 'eager',
+}
+DENSE = {
+  'num_hidden_layers': 5,
+  'layer_types': [SLIDING, SLIDING, FULL, SLIDING, FULL],
+  'num_global_key_value_heads': 1,
+  'attention_k_eq_v': True,
+  'final_logit_softcapping': 12.0,
+}
+PER_LAYER = {
+  'num_hidden_layers': 6,
+  'layer_types': [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
+  'num_key_value_heads': 1,
+  'num_kv_shared_layers': 3,
+  'use_double_wide_mlp': True,
+  'hidden_size_per_layer_input': 8,
+  'vocab_size_per_layer_input': VOCAB_SIZE,
+  'final_logit_softcapping': 30.0,
+}
+EXPERTS = {
+  'num_hidden_layers': 3,
+  'layer_types': [SLIDING, SLIDING, FULL],
+  'num_global_key_value_heads': 1,
+  'attention_k_eq_v': True,
+  'enable_moe_block': True,
+  'num_experts': 6,
+  'top_k_experts': 2,
+  'moe_intermediate_size': 8,
+}
+
+
+def randomise(model, seed: int) -> None:
+  """Weights under which texts vary, and every part of a layer is felt."""
+  torch.manual_seed(seed)
+  with torch.no_grad():
+    for name, parameter in model.named_parameters():
+      if 'norm' in name or name.endswith('scale'):
+        parameter.normal_(std=0.3).add_(1)
+      elif 'embed_tokens' in name:
+        parameter.normal_(std=0.3)
+      elif 'per_layer_input_gate' in name:
+        # GELU of large negative numbers is noise, which a norm would amplify.
+        parameter.normal_(std=0.02)
+      else:
+        parameter.normal_(std=0.4)
+    for name, buffer in model.named_buffers():
+      if name.endswith('layer_scalar'):
+        buffer.uniform_(0.5, 1.0)
+
+
+def make_decoder(folder: pathlib.Path, sizes: dict, seed: int) -> None:
+  """Saves a random decoder, some token ids and its logits for them."""
+  config = transformers.Gemma4TextConfig(**SIZES | sizes)
+  model = transformers.Gemma4ForCausalLM(config)
+  randomise(model, seed)
+  model.save_pretrained(folder)
+  (folder / 'generation_config.json').unlink()
+  ids = torch.randint(2, VOCAB_SIZE, (3, 24))
+  with torch.no_grad():
+    logits = model.eval()(ids, output_hidden_states=True).logits
+  np.savez_compressed(
+    folder / 'golden.npz',
+    ids=ids.numpy().astype(np.int32),
+    logits=logits.numpy(),
+  )
+  print(folder.name, f'{logits.abs().max():.2f}')
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument(
+    '--output', type=pathlib.Path, default=pathlib.Path('tests/golden')
+  )
+  output = parser.parse_args().output
+  torch.set_num_threads(1)
+  make_decoder(output / 'tiny_gemma4', DENSE, 1)
+  make_decoder(output / 'tiny_gemma4_e2b', PER_LAYER, 2)
+  make_decoder(output / 'tiny_gemma4_moe', EXPERTS, 3)
+
+
+if __name__ == '__main__':
+  main()
