@@ -58,6 +58,7 @@ class Format(NamedTuple):
       with `in_slices` `(path, tree of their shapes)`.
     read_vocabulary: `(path, number of embeddings or None)` to the vocabulary,
       or to None if the checkpoint has none.
+    read_eos_ids: `(path)` to the ids that end texts with another vocabulary.
     needs_sizes: whether a user says what the sizes are.
     in_slices: whether a process reads only what its own devices hold.
     write: `(folder, config, params, step)`, into an existing folder, what
@@ -76,6 +77,7 @@ class Format(NamedTuple):
   read_config: Callable[..., AnyConfig]
   read_params: Callable[..., Weights]
   read_vocabulary: _ReadVocabulary = _vocabulary_in(lambda path: (path,))
+  read_eos_ids: Callable[[Path], tuple[int, ...]] = huggingface.read_eos_ids
   needs_sizes: bool = False
   in_slices: bool = False
   write: Callable[[Path, AnyConfig, Weights, int], None] | None = None
@@ -236,6 +238,7 @@ FORMATS = (
     read_config=gguf.read_config,
     read_params=gguf.read_params,
     read_vocabulary=lambda path, num_rows: gguf.read_vocabulary(path),
+    read_eos_ids=gguf.read_eos_ids,
   ),
   Format(
     name='orbax',

@@ -15,7 +15,7 @@ from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families, layers, products
 from specdec_jax.models.families import Config
 from specdec_jax.models.products import Weights
-from specdec_jax.text import vocabulary_files
+from specdec_jax.text import ends, vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # No known checkpoint pads its vocabulary to a multiple larger than this.
@@ -161,16 +161,31 @@ def vocabulary_of(
   if given is None:
     found = read_vocabulary(path, num_rows=config.vocab_size)
   elif isinstance(given, str):
-    found = vocabulary_files.read(given, num_rows=config.vocab_size)
+    found = read_other_vocabulary(path, config, given)
   else:
     found = given
   if found is None:
     raise ValueError(
-      f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
-      'it, or name one (--vocabulary, or VOCABULARY in gin files)'
+      f'{path} has no vocabulary: put {vocabulary_files.TOKENIZER} or '
+      f'{vocabulary_files.SENTENCEPIECE} beside it, or name one (--vocabulary, '
+      'or VOCABULARY in gin files)'
     )
   check_vocabulary(path, found, config)
   return found
+
+
+def read_other_vocabulary(
+  path: Path, config: Any, name: str, *, extra_ids: int | None = None
+) -> AnyVocabulary:
+  """Reads the vocabulary at the path `name` for the model at `path`, whose
+  files still say what ends texts; see `vocabulary_files.read`."""
+  vocabulary = vocabulary_files.read(
+    name,
+    extra_ids=extra_ids,
+    num_rows=config.vocab_size,
+    may_have_sentinels=families.of(config).has_sentinels,
+  )
+  return ends.with_ends(vocabulary, formats.find(path).read_eos_ids(path), path)
 
 
 @functools.cache

@@ -76,6 +76,8 @@ class Family(NamedTuple):
       special tokens, such as the end of text that an encoder expects.
     max_positions: the longest context of each stack; None without a limit.
     has_vocabulary: whether there is an embedding for each token.
+    has_sentinels: whether sentinels may follow the pieces of a SentencePiece
+      vocabulary, as in T5.
     has_spare_rows: whether any number of embeddings may have no token, rather
       than a little padding.
     check_params: `(config, params)`; raises ValueError for values that no
@@ -95,6 +97,7 @@ class Family(NamedTuple):
   adds_special_tokens: Callable[[Any], bool] = lambda config: True
   max_positions: Callable[[Any], int | None] = lambda config: None
   has_vocabulary: bool = True
+  has_sentinels: bool = False
   has_spare_rows: bool = True
   check_params: Callable[[Any, Any], None] = lambda config, params: None
 
@@ -115,6 +118,7 @@ FAMILIES = (
     has_encoder=lambda config: config.num_encoder_layers > 0,
     starts=(0,),
     adds_special_tokens=lambda config: config.num_encoder_layers > 0,
+    has_sentinels=True,
     has_spare_rows=False,
   ),
   Family(
@@ -147,6 +151,7 @@ FAMILIES = (
     init_params=block_decoder.init_params,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': ''},
     drafts=Drafts('spec_drafter', block_decoder.bind),
+    has_sentinels=True,
     max_positions=lambda config: config.max_positions,
   ),
   Family(

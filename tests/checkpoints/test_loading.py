@@ -110,15 +110,6 @@ def test_too_many_sentinels_are_refused(t5_folder):
     loading.load(str(t5_folder))
 
 
-def test_the_end_ids_of_a_sentencepiece_folder(t5_folder):
-  path = t5_folder / 'generation_config.json'
-  path.write_text('{"eos_token_id": [7, 1]}')
-  assert loading.load(str(t5_folder)).vocabulary.eos_ids == (1, 7)
-  path.write_text('{"eos_token_id": 2}')
-  with pytest.raises(ValueError, match=r'eos_token_id is \[2\].*\[1\]'):
-    loading.load(str(t5_folder))
-
-
 def test_layers_without_tensors_are_refused(tmp_path):
   """At once: working out the shapes of 900 layers takes half a minute."""
   config = tiny_t5.make_config()

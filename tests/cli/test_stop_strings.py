@@ -308,6 +308,6 @@ def test_a_special_token_that_a_model_states_ends_texts(stating):
   assert decoder.stop == ('the',)
   vocabulary = decoder.vocabulary
   ends = [vocabulary.id_to_text(i) for i in vocabulary.eos_ids]
-  assert ends == ['<|im_end|>', '<|im_start|>']
+  assert ends == ['<|im_end|>', '<|endoftext|>', '<|im_start|>']
   with pytest.raises(ValueError, match=r'generation_config.json: stop_strings'):
     stating([3])

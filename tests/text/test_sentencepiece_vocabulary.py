@@ -61,13 +61,48 @@ def test_a_model_with_sentinels_of_its_own_gets_no_more(t5, tmp_path):
     (185, 185),
     (85, 85),
     (128, 85),  # As T5X pads 85.
-    (100, 185),  # How many of the 15 are sentinels, nobody knows.
   ],
 )
-def test_sentinels_are_those_that_fit_the_embeddings(num_rows, vocab_size):
+def test_sentinels_are_those_that_fill_the_embeddings(num_rows, vocab_size):
   vocabulary = sentencepiece_vocabulary.load(MODEL, num_rows=num_rows)
   assert vocabulary.vocab_size == vocab_size
   assert vocabulary.extra_ids == vocab_size - 85
+
+
+@pytest.mark.parametrize(
+  'num_rows',
+  [
+    84,  # Fewer than pieces.
+    100,  # How many of the 15 are sentinels, nobody knows.
+    257,
+    384,  # As T5X pads 85 and 200 sentinels, or as umT5 has 300.
+    512,
+  ],
+)
+def test_embeddings_that_do_not_tell_the_number_of_sentinels(num_rows):
+  with pytest.raises(
+    ValueError, match=rf'85 pieces for {num_rows} .*"extra_ids": N'
+  ):
+    sentencepiece_vocabulary.load(MODEL, num_rows=num_rows)
+  stated = sentencepiece_vocabulary.load(MODEL, num_rows=num_rows, extra_ids=7)
+  assert stated.vocab_size == 92
+
+
+def test_two_numbers_of_sentinels_that_are_padded_alike(plain, tmp_path):
+  """Both 130 ids and 230 are padded to 256."""
+  path = tmp_path / 'larger.model'
+  model = plain.model
+  for i in range(130 - plain.vocab_size):
+    name = f'q{i:02}'.encode()
+    # Field 1 of a piece is its name, field 2 (0x15) a float32 score.
+    piece = b'\x0a' + bytes([len(name)]) + name + b'\x15' + bytes(4)
+    model += b'\x0a' + bytes([len(piece)]) + piece
+  path.write_bytes(model)
+  with pytest.raises(ValueError, match='130 pieces for 256'):
+    sentencepiece_vocabulary.load(path, num_rows=256)
+  for num_rows in (130, 230):
+    found = sentencepiece_vocabulary.load(path, num_rows=num_rows)
+    assert found.vocab_size == num_rows
 
 
 def test_too_many_sentinels_are_refused():

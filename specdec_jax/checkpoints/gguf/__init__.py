@@ -1,6 +1,7 @@
 """GGUF files of Llama up to 3.2, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3."""
 
 import collections
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from specdec_jax.models import llama
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.models.products import Weights
-from specdec_jax.text import vocabularies
+from specdec_jax.text import ends, vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
 _Config = LlamaConfig | GemmaConfig
@@ -58,10 +59,8 @@ _TYPES = 'tokenizer.ggml.token_type'
 _TEMPLATE = 'tokenizer.chat_template'
 # What llama.cpp calls Llama 3's way of splitting words.
 _LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
-# Further tokens that end texts in generation_config.json, by the splitting.
-_ENDS = {'qwen2': ('<|endoftext|>',)} | dict.fromkeys(
-  _LLAMA3_NAMES, ('<|end_of_text|>', '<|eom_id|>')
-)
+# Tokens that end texts, by their keys; the first is the tokenizer's own end.
+_ENDS = ('eos', 'eot', 'eom', 'fim_pad', 'fim_rep', 'fim_sep')
 
 # Splits words as Llama 3, which has `{1,3}` for the digits, and Qwen2 do:
 # contractions, words with one leading sign, digits, signs, line ends, spaces.
@@ -298,22 +297,42 @@ def read_vocabulary(path: Path) -> Vocabulary:
   token, times = collections.Counter(tokens).most_common(1)[0]
   if times > 1:
     raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {times} times')
-  ids = {
-    name: values.ids(f'tokenizer.ggml.{name}_token_id', len(tokens))
+  roles = {
+    name: tokens[ids[0]]
     for name in ('bos', 'eos', 'eot')
+    if (ids := _token_ids(values, name, len(tokens)))
   }
-  first = {name: tokens[found[0]] for name, found in ids.items() if found}
-  tokenizer = _build_tokenizer(values, tokens, first.get('bos'))
-  ends = _ENDS.get(values.text('tokenizer.ggml.pre'), ())
-  others = map(tokens.index, set(ends).intersection(tokens))
+  tokenizer = _build_tokenizer(values, tokens, roles.get('bos'))
   template = lambda key: values.text(key) if values.has(key) else None
-  return Vocabulary(
+  vocabulary = Vocabulary(
     tokenizer=tokenizer,
-    eos_ids=tuple(sorted({*ids['eos'], *ids['eot'], *others})),
-    roles={f'{name}_token': token for name, token in first.items()},
+    roles={f'{name}_token': token for name, token in roles.items()},
     chat_template=template(_TEMPLATE),
     tool_template=template(f'{_TEMPLATE}.tool_use'),
   )
+  return ends.with_ends(
+    vocabulary, _stated_ends(values, len(tokens)), file.path
+  )
+
+
+def read_eos_ids(path: Path) -> tuple[int, ...]:
+  """Returns the ids that end texts by the metadata of a GGUF file, whatever its
+  vocabulary is."""
+  file = container.open_gguf(path)
+  return _stated_ends(Settings(path=file.path, values=file.metadata))
+
+
+def _stated_ends(
+  values: Settings, num_tokens: int | None = None
+) -> tuple[int, ...]:
+  ids_by_name = [_token_ids(values, name, num_tokens) for name in _ENDS]
+  return tuple(itertools.chain.from_iterable(ids_by_name))
+
+
+def _token_ids(
+  values: Settings, name: str, num_tokens: int | None = None
+) -> list[int]:
+  return values.ids(f'tokenizer.ggml.{name}_token_id', num_tokens)
 
 
 def _build_tokenizer(

@@ -23,7 +23,7 @@ from specdec_jax.files.require import require
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.models.products import Weights
-from specdec_jax.text import vocabularies
+from specdec_jax.text import ends, vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
 CONFIG = 'config.json'
@@ -179,11 +179,14 @@ def _network_of(config: AnyConfig) -> _Network:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-  """Returns the vocabulary of a folder, with the token ids of transformers.
+  """Returns the vocabulary in a folder's tokenizer.json.
 
-  End-of-text ids are those of `read_eos_ids`, else the tokenizer's own end
-  token. Raises ValueError if tokenizer.json is missing or broken, and
-  ImportError without the tokenizers package.
+  Its token ids are those of transformers' `TokenizersBackend`, with the tokens
+  that `added_tokens` adds; they can differ for models whose tokenizer
+  transformers builds by its class instead. Texts end with the tokenizer's own
+  end token, the ids of `read_eos_ids`, and those of `ends.with_ends`. Raises
+  ValueError if tokenizer.json is missing or broken, and ImportError without the
+  tokenizers package.
   """
   path = folder / 'tokenizer.json'
   if not path.is_file():
@@ -204,20 +207,15 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   places = _places_of_roles(values)
   roles = {role: _token(*place)['content'] for role, place in places.items()}
   templates = _read_chat_templates(folder, values)
-  eos_ids = read_eos_ids(folder)
-  if not eos_ids and 'eos_token' in roles:
-    eos_id = tokenizer.token_to_id(roles['eos_token'])
-    eos_ids = () if eos_id is None else (eos_id,)
-  for token_id in eos_ids:
-    if tokenizer.id_to_token(token_id) is None:
-      raise ValueError(f'{folder}: eos_token_id {token_id} is of no token')
-  return Vocabulary(
+  eos_id = tokenizer.token_to_id(roles.get('eos_token', ''))
+  vocabulary = Vocabulary(
     tokenizer=tokenizer,
-    eos_ids=eos_ids,
+    eos_ids=() if eos_id is None else (eos_id,),
     roles=roles,
     chat_template=templates.get('default'),
     tool_template=templates.get('tool_use'),
   )
+  return ends.with_ends(vocabulary, read_eos_ids(folder), folder)
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
@@ -271,20 +269,31 @@ def tokenizer_settings(folder: Path) -> Settings:
   return Settings(path=f'{values.path} or {special.path}', values=both)
 
 
+def added_ids(folder: Path, values: Settings) -> dict[str, int]:
+  """Returns the ids that `tokenizer_settings` or added_tokens.json state, by
+  the texts of the tokens."""
+  by_id = _added_by_id(folder, values)
+  return {token['content']: token_id for token_id, token in by_id.items()}
+
+
+def _added_by_id(folder: Path, values: Settings) -> dict[int, Json]:
+  if not values.has(_ADDED):
+    old = settings.read_if_any(folder / 'added_tokens.json')
+    return {old.count(key, least=0): {'content': key} for key in old.values}
+  stated = values.at(_ADDED)
+  by_id = {}
+  for key in stated.values:
+    if not (key.isdecimal() and len(key) < 10):
+      stated.refuse(key, 'token ids as keys')
+    by_id[int(key)] = _token(stated, key)
+  return by_id
+
+
 def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
   """Returns arguments of `tokenizers.AddedToken` for the tokens that
   `tokenizer_settings` and added_tokens.json state, by their texts. The order is
   that in which transformers adds them, as it decides their ids."""
-  by_id: dict[int, Json] = {}
-  if values.has(_ADDED):
-    stated = values.at(_ADDED)
-    for key in stated.values:
-      if not (key.isdecimal() and len(key) < 10):
-        stated.refuse(key, 'token ids as keys')
-      by_id[int(key)] = _token(stated, key)
-  else:
-    old = settings.read_if_any(folder / 'added_tokens.json')
-    by_id = {old.count(key, least=0): {'content': key} for key in old.values}
+  by_id = _added_by_id(folder, values)
   found = {token['content']: token for _, token in sorted(by_id.items())}
   for place in _places_of_roles(values).values():
     token = _token(*place)

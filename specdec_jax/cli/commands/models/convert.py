@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--extra_ids',
     type=numbers.count,
     help='sentinels after the pieces of --vocabulary (default: what '
-    'tokenizer_config.json beside it says, else 100, or 0 if the pieces fill '
-    'the embeddings)',
+    'tokenizer_config.json beside it says, else the one of 100 and 0 that '
+    'fills the embeddings)',
   )
   add(
     '--step',
@@ -163,8 +163,8 @@ def _read_vocabulary(
   if args.vocabulary is None:
     vocabulary = loading.read_vocabulary(source, num_rows=num_rows)
   else:
-    vocabulary = vocabulary_files.read(
-      args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
+    vocabulary = loading.read_other_vocabulary(
+      source, config, args.vocabulary, extra_ids=args.extra_ids
     )
   if vocabulary is not None:
     loading.check_vocabulary(args.source, vocabulary, config)
