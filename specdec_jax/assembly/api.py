@@ -32,9 +32,12 @@ from specdec_jax.launch import compilation_cache
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh
-from specdec_jax.text import prompts, vocabularies
+from specdec_jax.text import chat_templates, prompts
 from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.text.vocabularies import AnyVocabulary
+
+# Variables of a chat template, by name.
+TemplateKwargs = Mapping[str, Any]
 
 
 def load(
@@ -191,7 +194,7 @@ def choices(
 
 def generate(
   decoder: Decoder,
-  texts: Iterable[str | vocabularies.Messages],
+  texts: Iterable[str | chat_templates.Messages],
   *,
   max_new_tokens: int | Sequence[int] = 128,
   temperature: float | Sequence[float | None] | None = None,
@@ -201,6 +204,9 @@ def generate(
   chat: bool = False,
   system: str | None = None,
   tools: Sequence[Mapping[str, Any]] | None = None,
+  chat_template_kwargs: TemplateKwargs
+  | Sequence[TemplateKwargs | None]
+  | None = None,
   batch_size: int = 1,
   seed: int | Sequence[int] = 0,
   stop: Sequence[str] | Sequence[Sequence[str] | None] | None = None,
@@ -223,6 +229,8 @@ def generate(
     chat: applies the model's chat template to strings, too.
     system: with `chat`, the message before each prompt.
     tools: with a chat template, functions that may be called, as JSON schemas.
+    chat_template_kwargs: with a chat template, further variables of it, such as
+      `{'enable_thinking': False}`.
     batch_size: texts decoded at once; programs are for 1, 2, 4, 8, ... rows.
     seed: of all draws; each text has draws of its own. With a list of seeds,
       each text gets the same draws as if it were decoded alone.
@@ -248,7 +256,7 @@ def generate(
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
   sampling_lib.check_names(processors)
-  inputs = _prompts(texts, tools, chat=chat)
+  inputs = _prompts(texts, tools, chat_template_kwargs, chat=chat)
   mesh.check_devices(num_devices)
   of_all, of_texts = packing.by_text(
     len(inputs),
@@ -277,25 +285,42 @@ def generate(
 
 
 def _prompts(
-  texts: Iterable[Any], tools: Sequence[Mapping[str, Any]] | None, *, chat: bool
+  texts: Iterable[Any],
+  tools: Sequence[Mapping[str, Any]] | None,
+  template_kwargs: TemplateKwargs | Sequence[TemplateKwargs | None] | None,
+  *,
+  chat: bool,
 ) -> list[Text]:
   """Checks texts and makes conversations of lists of messages, and of strings
-  that tools go with; ValueError for what cannot be decoded."""
+  that tools or variables of a template go with; ValueError for what cannot be
+  decoded."""
+  texts = list(texts)
+  variables: Sequence[Any] = [template_kwargs] * len(texts)
+  if isinstance(template_kwargs, list | tuple):
+    variables = template_kwargs
+  if len(variables) != len(texts):
+    raise ValueError(
+      f'{prompts.TEMPLATE_KWARGS} lists {len(variables)} for {len(texts)} '
+      'texts: give one value, or one for each'
+    )
   found: list[Text] = []
-  for i, text in enumerate(texts, start=1):
+  pairs = zip(texts, variables, strict=True)
+  for i, (text, own) in enumerate(pairs, start=1):
     if isinstance(text, str):
       if not text.strip():
         raise ValueError(f'text {i} is empty')
       text_lines.check_encodable(text, f'text {i}')
-      if tools is not None and chat:
+      is_for_template = tools is not None or own is not None
+      if is_for_template and chat:
         text = [{'role': 'user', 'content': text}]
-      elif tools is not None:
-        raise ValueError(f'tools are for chat, and text {i} is none')
+      elif is_for_template:
+        name = 'tools' if tools is not None else prompts.TEMPLATE_KWARGS
+        raise ValueError(f'{name} are for chat, and text {i} is none')
     # A list is a conversation, with or without `chat`.
     elif not isinstance(text, list | tuple):
       raise ValueError(f'text {i} is no string: {text!r}')
     if not isinstance(text, str):
-      text = prompts.dialogue(text, tools, f'text {i}')
+      text = prompts.dialogue(text, tools, f'text {i}', own)
     found.append(text)
   return found
 
@@ -316,12 +341,13 @@ def _completions(
 
 def stream(
   decoder: Decoder,
-  text: str | vocabularies.Messages,
+  text: str | chat_templates.Messages,
   *,
   max_new_tokens: int = 128,
   chat: bool = False,
   system: str | None = None,
   tools: Sequence[Mapping[str, Any]] | None = None,
+  chat_template_kwargs: TemplateKwargs | None = None,
   seed: int = 0,
   stop: Sequence[str] | None = None,
   **options: Any,
@@ -337,7 +363,7 @@ def stream(
     A stream that yields the pieces; then its `completion` has all of it.
   """
   sampling_lib.check_names(options)
-  inputs = _prompts([text], tools, chat=chat)
+  inputs = _prompts([text], tools, chat_template_kwargs, chat=chat)
   of_all, of_texts = packing.by_text(
     1, max_new_tokens=max_new_tokens, seed=seed, stop=stop, **options
   )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ class Conversation:
     decoder: Decoder,
     *,
     system: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     max_new_tokens: int = 512,
     seed: int = 0,
     stop: Sequence[str] | None = None,
@@ -54,6 +55,8 @@ class Conversation:
     Args:
       decoder: of `load`, for a decoder-only model with a chat template.
       system: the system's message, before all others.
+      chat_template_kwargs: further variables of the chat template, such as
+        `{'enable_thinking': False}`.
       max_new_tokens: per answer, at most; less where the context ends.
       seed: of all draws.
       stop: strings that end an answer; None for the model's own.
@@ -75,6 +78,8 @@ class Conversation:
     )
     self.decoder = decoder
     self._system = system
+    self._template_kwargs = chat_template_kwargs or {}
+    prompts.check_template_kwargs(self._template_kwargs, 'the conversation')
     # The last turn's; None before the first.
     self._state: DecodeState | None = None
     self._last: Stream | None = None
@@ -124,7 +129,8 @@ class Conversation:
   def _packed(self, text: str) -> Batch:
     """Packs the conversation with one more message of the user."""
     decoder, limit = self.decoder, self.decoder.max_positions
-    dialogue = Dialogue([*self.messages, {'role': 'user', 'content': text}])
+    messages = [*self.messages, {'role': 'user', 'content': text}]
+    dialogue = Dialogue(messages, template_kwargs=self._template_kwargs)
     [ids] = prompts.encode(
       decoder.vocabulary, [dialogue], config=decoder.config, is_chat=True
     )

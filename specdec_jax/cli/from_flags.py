@@ -160,12 +160,14 @@ def prepared(
   """
   outputs.check({'--json': args.json, '--trace': trace}, files_read(args))
   # Whatever can be refused cheaply is refused before a model is read.
-  lines, how = prompts.read(args.prompt, args.prompts), settings(args)
-  texts = [line.text for line in lines]
+  prompt_lines, how = lines(args), settings(args)
+  texts = [line.text for line in prompt_lines]
   if num_samples is None:
-    texts = texts_alone(lines)
+    texts = texts_alone(prompt_lines)
   else:
-    own = [_fields(line, how, chosen.sampling, num_samples) for line in lines]
+    own = [
+      _fields(line, how, chosen.sampling, num_samples) for line in prompt_lines
+    ]
     how = dataclasses.replace(how, texts=own if any(own) else ())
   compilation_cache.enable()
   if getattr(args, 'forget', False):
@@ -182,6 +184,21 @@ def files_read(args: argparse.Namespace) -> dict[str, str | None]:
   """Returns the files that a decode reads besides models, by flag."""
   names = ('prompts', 'ngram_text', 'suffix_text')
   return {f'--{name}': getattr(args, name) for name in names}
+
+
+def lines(args: argparse.Namespace) -> list[prompts.Line]:
+  """Reads prompts, with the variables of a chat template; raises as
+  `prompts.read`, and ValueError for variables without --chat."""
+  read = prompts.read(getattr(args, 'prompt', None), args.prompts)
+  template_kwargs = args.chat_template_kwargs
+  if template_kwargs is None:
+    return read
+  if not args.chat:
+    raise ValueError('--chat_template_kwargs is for --chat, which is not given')
+  return [
+    line._replace(text=prompts.with_template_kwargs(line.text, template_kwargs))
+    for line in read
+  ]
 
 
 def texts_alone(lines: Sequence[prompts.Line]) -> list[prompts.Text]:

@@ -8,7 +8,7 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.launch.numbers import cost, positive_int, share
+from specdec_jax.launch.numbers import cost, json_object, positive_int, share
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.launch.visible_text import visible_lines
 from specdec_jax.models.presets import DTYPES
@@ -45,6 +45,12 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
   },
   'chat': {'action': 'store_true', 'help': "apply the model's chat template"},
   'system': {'metavar': 'TEXT', 'help': 'the system message of a chat'},
+  'chat_template_kwargs': {
+    'metavar': 'JSON',
+    'type': json_object,
+    'help': 'variables of the chat template, such as \'{"enable_thinking": '
+    "false}'",
+  },
   'stop': {
     'metavar': 'TEXT',
     'action': 'append',
@@ -242,7 +248,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> Group:
     'perhaps "tools"; - reads standard input',
   )
   add = group.add_argument
-  add_shared(group, 'chat', 'system')
+  add_shared(group, 'chat', 'system', 'chat_template_kwargs')
   add('--max_new_tokens', type=int, default=128, help='per row')
   add('--batch_size', type=int, default=1, help='rows decoded at once')
   add(

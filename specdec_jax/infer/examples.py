@@ -120,11 +120,14 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   """Returns one example in tokens; raises as `encode` does."""
   ids, eos_ids = example.input_ids, layout.vocabulary.eos_ids
   if ids is None and example.dialogue is not None:
-    messages, tools = example.dialogue.messages, example.dialogue.tools
+    said = example.dialogue
     try:
-      ids = tuple(layout.vocabulary.encode_chat(messages, tools))
+      found = layout.vocabulary.encode_chat(
+        said.messages, said.tools, said.template_kwargs
+      )
     except ValueError as error:
       raise ValueError(f'example {index + 1}: {error}') from error
+    ids = tuple(found)
   elif ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
     found = layout.vocabulary.encode(example.inputs, add_special_tokens=adds)

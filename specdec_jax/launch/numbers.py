@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,17 @@ def literal(expected: str) -> Callable[[str], Any]:
       ) from None
 
   return parse
+
+
+def json_object(text: str) -> dict[str, Any]:
+  """Parses an object of JSON, as an argparse type."""
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError):
+    value = None
+  if not isinstance(value, dict):
+    raise argparse.ArgumentTypeError(f'must be an object of JSON, got {text}')
+  return value
 
 
 count = number(int, lambda n: n >= 0, 'an integer of at least 0')

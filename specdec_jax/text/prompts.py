@@ -13,11 +13,15 @@ from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
-from specdec_jax.text.vocabularies import AnyVocabulary, Messages, Tools
+from specdec_jax.text import chat_templates
+from specdec_jax.text.chat_templates import Messages, Tools
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 # Prompt buffers are padded to a multiple of this, so that similar prompts share
 # compiled programs.
 _BUCKET = 64
+# What variables of a chat template are called, as in vLLM.
+TEMPLATE_KWARGS = 'chat_template_kwargs'
 # What is to be continued, or answered.
 Text = Union[str, 'Dialogue']
 
@@ -36,21 +40,24 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """Messages for the chat template, of which the last is to be answered, and
-  tools that the answer may call, as JSON schemas. `str` gives the last
-  message."""
+  """Messages for the chat template, of which the last is to be answered, tools
+  that the answer may call, as JSON schemas, and variables of the template.
+  `str` gives the last message."""
 
   messages: Messages
   tools: Tools = None
+  template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __str__(self) -> str:
-    content = self.messages[-1].get('content')
-    return content if isinstance(content, str) else json.dumps(content)
+    return chat_templates.content_text(self.messages[-1].get('content'))
 
 
-def dialogue(messages: Any, tools: Any, place: str) -> Dialogue:
-  """Checks messages and tools as they were given; ValueError with the place if
-  they are no lists of objects, or a message has no role."""
+def dialogue(
+  messages: Any, tools: Any, place: str, template_kwargs: Any = None
+) -> Dialogue:
+  """Checks messages, tools and variables as they were given; ValueError with
+  the place if they are no lists of objects and no object, or a message has no
+  role."""
   for name, given in (('messages', messages), ('tools', tools or [{}])):
     is_list = isinstance(given, list | tuple) and given
     if not is_list or not all(isinstance(each, Mapping) for each in given):
@@ -58,13 +65,43 @@ def dialogue(messages: Any, tools: Any, place: str) -> Dialogue:
   for message in messages:
     if not isinstance(message.get('role'), str):
       raise ValueError(f'{place}: a message has no "role": {message!r:.80}')
+  template_kwargs = {} if template_kwargs is None else template_kwargs
+  check_template_kwargs(template_kwargs, place)
+  _check_json([messages, tools], place)
+  return Dialogue(messages, tools, template_kwargs)
+
+
+def check_template_kwargs(values: Any, place: str) -> None:
+  """Raises ValueError, with the place, unless values by name are given."""
+  is_named = isinstance(values, Mapping) and all(
+    isinstance(name, str) for name in values
+  )
+  if not is_named:
+    raise ValueError(
+      f'{place}: {TEMPLATE_KWARGS} should be an object such as '
+      f'{{"enable_thinking": false}}, got {values!r:.80}'
+    )
+  _check_json(values, place)
+
+
+def _check_json(value: Any, place: str) -> None:
+  """Raises ValueError for what JSON cannot say: a template may show it."""
   try:
-    # A template may show any part of them: what JSON cannot say is refused now.
-    text = json.dumps([messages, tools], ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
   except (TypeError, ValueError) as error:
     raise ValueError(f'{place}: {error}') from error
   text_lines.check_encodable(text, place)
-  return Dialogue(messages, tools)
+
+
+def with_template_kwargs(
+  text: Text, template_kwargs: Mapping[str, Any]
+) -> Dialogue:
+  """Returns a conversation with further variables, which its own override; of a
+  string, one message of the user."""
+  if isinstance(text, str):
+    text = Dialogue([{'role': 'user', 'content': text}])
+  values = {**template_kwargs, **text.template_kwargs}
+  return dataclasses.replace(text, template_kwargs=values)
 
 
 class Line(NamedTuple):
@@ -80,8 +117,9 @@ def read(prompt: str | None, path: str | None) -> list[Line]:
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
   with "prompt", or with "messages" and "tools"; otherwise it has one prompt per
-  line. Blank lines do not count. ValueError if a prompt is empty, there is
-  none, or the file is malformed.
+  line. A line with "chat_template_kwargs" is for the chat template. Blank lines
+  do not count. ValueError if a prompt is empty, there is none, or the file is
+  malformed.
   """
   if prompt is not None:
     if not prompt.strip():
@@ -127,7 +165,8 @@ def _is_object(line: str) -> bool:
 
 
 def _prompt_of(line: str, place: str) -> Line:
-  """Reads the key "prompt" of a line, or else "messages" and "tools"."""
+  """Reads the key "prompt" of a line, or else "messages" and "tools", and the
+  variables of a chat template."""
   try:
     record = text_lines.parse_object(line, place)
   except ValueError as error:
@@ -135,14 +174,19 @@ def _prompt_of(line: str, place: str) -> Line:
       f'{error}, as the file is JSONL by its name or its first line: write '
       '{"prompt": "..."} on each line; text prompts go into a .txt file'
     ) from error
+  template_kwargs = record.pop(TEMPLATE_KWARGS, None)
   if 'messages' in record and 'prompt' not in record:
     messages, tools = record.pop('messages'), record.pop('tools', None)
-    return Line(dialogue(messages, tools, place), place, record)
+    text = dialogue(messages, tools, place, template_kwargs)
+    return Line(text, place, record)
   prompt = text_lines.text_under(record, 'prompt', place)
   if not prompt.strip():
     raise ValueError(f'{place}: the prompt is empty')
   del record['prompt']
-  return Line(prompt, place, record)
+  if template_kwargs is None:
+    return Line(prompt, place, record)
+  check_template_kwargs(template_kwargs, place)
+  return Line(with_template_kwargs(prompt, template_kwargs), place, record)
 
 
 def encode(
@@ -167,7 +211,7 @@ def encode(
         row = vocabulary.encode(text, add_special_tokens=add_special)
       else:
         messages = [*begin, *text.messages]
-        row = vocabulary.encode_chat(messages, text.tools)
+        row = vocabulary.encode_chat(messages, text.tools, text.template_kwargs)
     except ValueError as error:
       raise ValueError(f'prompt {i}: {error}') from error
     rows.append(row)

@@ -105,6 +105,7 @@ def find(
   prefix: str = '',
   chat: bool = False,
   system: str | None = None,
+  chat_template_kwargs: Mapping[str, Any] | None = None,
   settings_fields: Sequence[str] = (),
   lengths: Mapping[str, int] | None = None,
   metric_fns: Mapping[str, MetricFn] | None = None,
@@ -122,6 +123,8 @@ def find(
       Lines of a .jsonl with "messages", and perhaps "tools", instead of
       `inputs_field` always go through it.
     system: the message of the system, before those of each dialogue.
+    chat_template_kwargs: variables of the chat template by name, such as
+      `enable_thinking`; a line of a .jsonl may have its own under this key.
     settings_fields: keys in a .jsonl, or features of SeqIO, of what an example
       has in place of its setting for all, such as `regex`.
     lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
@@ -140,11 +143,16 @@ def find(
     if settings_fields and path.suffix != '.jsonl':
       raise ValueError(f'settings_fields are of a .jsonl, and {path} is none')
     fields = inputs_field, targets_field, settings_fields
-    read = functools.partial(_read_file, path, fields, prefix, chat, system)
+    variables = chat_template_kwargs or {}
+    prompts.check_template_kwargs(variables, 'find')
+    read = functools.partial(
+      _read_file, path, fields, prefix, chat, system, variables
+    )
     name, judges = path.stem, tuple(metric_fns.values())
-  elif chat or system is not None or prefix:
+  elif chat or system is not None or chat_template_kwargs or prefix:
     raise ValueError(
-      f'chat, system and prefix are for files, and {name!r} is none'
+      'chat, system, chat_template_kwargs and prefix are for files, and '
+      f'{name!r} is none'
     )
   else:
     source = _seqio_source(name, split, data_dir, metric_fns)
@@ -163,25 +171,22 @@ def _read_file(
   prefix: str,
   chat: bool,
   system: str | None,
+  template_kwargs: Mapping[str, Any],
 ) -> Iterator[Example]:
   """Yields the examples of a file; columns are inputs, tab, targets."""
   begin = [] if system is None else [{'role': 'system', 'content': system}]
   is_empty = True
-  for inputs, targets, settings in _read_lines(path, *fields):
+  for inputs, targets, settings in _read_lines(path, prefix, *fields):
     is_empty = False
-    if isinstance(inputs, str):
-      if begin and not chat:
-        raise ValueError('system is for chat, and for lines with "messages"')
-      text = prefix + inputs
-      messages = [*begin, {'role': 'user', 'content': text}]
-      found = Dialogue(messages) if chat else None
-    else:
-      if prefix:
-        raise ValueError('prefix is for texts, and a line has "messages"')
-      found = Dialogue([*begin, *inputs.messages], inputs.tools)
-      text = str(found)
+    found = None
+    if chat or isinstance(inputs, Dialogue):
+      found = prompts.with_template_kwargs(inputs, template_kwargs)
+      found = dataclasses.replace(found, messages=[*begin, *found.messages])
+    elif begin or template_kwargs:
+      name = 'system' if begin else prompts.TEMPLATE_KWARGS
+      raise ValueError(f'{name} is for chat, and for lines with "messages"')
     yield Example(
-      inputs=text, targets=targets, dialogue=found, settings=settings
+      inputs=str(inputs), targets=targets, dialogue=found, settings=settings
     )
   if is_empty:
     raise ValueError(f'{path} holds no example')
@@ -189,6 +194,7 @@ def _read_file(
 
 def _read_lines(
   path: Path,
+  prefix: str,
   inputs_field: str,
   targets_field: str,
   settings_fields: Sequence[str],
@@ -197,15 +203,21 @@ def _read_lines(
   if path.suffix != '.jsonl':
     for _, line in text_lines.read(path):
       text, *rest = line.split('\t', 1) if path.suffix == '.tsv' else [line]
-      yield text, rest[0] if rest else None, '{}'
+      yield prefix + text, rest[0] if rest else None, '{}'
     return
   for place, record in text_lines.read_objects(path):
     inputs: str | Dialogue
+    template_kwargs = record.get(prompts.TEMPLATE_KWARGS)
     if 'messages' in record and inputs_field not in record:
+      if prefix:
+        raise ValueError('prefix is for texts, and a line has "messages"')
       messages, tools = record['messages'], record.get('tools')
-      inputs = prompts.dialogue(messages, tools, place)
+      inputs = prompts.dialogue(messages, tools, place, template_kwargs)
     else:
-      inputs = text_lines.text_under(record, inputs_field, place)
+      inputs = prefix + text_lines.text_under(record, inputs_field, place)
+      if template_kwargs is not None:
+        prompts.check_template_kwargs(template_kwargs, place)
+        inputs = prompts.with_template_kwargs(inputs, template_kwargs)
     targets = None
     if record.get(targets_field) is not None:
       targets = text_lines.text_under(record, targets_field, place)

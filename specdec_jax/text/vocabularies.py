@@ -2,25 +2,21 @@
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from specdec_jax.files.require import require
+from specdec_jax.text import chat_templates
+from specdec_jax.text.chat_templates import Messages, Tools
 
 if TYPE_CHECKING:
   from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 
 # Both have one interface.
 AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
-# Of a conversation; each has a role, and mostly content.
-Messages = Sequence[Mapping[str, Any]]
-# JSON schemas of functions that an answer may call.
-Tools = Messages | None
 
 SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
@@ -29,10 +25,14 @@ _BYTE_TOKEN = re.compile('<0x([0-9A-Fa-f]{2})>')
 
 
 def encode_chat(
-  vocabulary: AnyVocabulary, messages: str | Messages, tools: Tools = None
+  vocabulary: AnyVocabulary,
+  messages: str | Messages,
+  tools: Tools = None,
+  template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-  """Encodes a conversation that the model is to continue."""
-  text = apply_chat_template(vocabulary, messages, tools)
+  """Encodes a conversation that the model is to continue; see
+  `apply_chat_template`."""
+  text = apply_chat_template(vocabulary, messages, tools, template_kwargs)
   return vocabulary.encode(text, add_special_tokens=False)
 
 
@@ -220,42 +220,35 @@ def _text_of_pending(
 
 
 def apply_chat_template(
-  vocabulary: AnyVocabulary, messages: str | Messages, tools: Tools = None
+  vocabulary: AnyVocabulary,
+  messages: str | Messages,
+  tools: Tools = None,
+  template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
   """Renders a conversation as the text that the model was trained on, up to the
   turn of the assistant, which it opens; to be encoded without special tokens.
 
-  Renders in a Jinja sandbox with the variables, filters and whitespace rules of
-  Hugging Face's chat templates
-  (https://huggingface.co/docs/transformers/chat_templating). Messages are
-  `{'role': ..., 'content': ...}` each; a string is a single one of the user.
-  Tools are JSON schemas of functions; a model may have a template of its own
-  for them. ValueError if there is no template, or it refuses the messages.
+  Messages are `{'role': ..., 'content': ...}` each; a string is a single one of
+  the user. Tools are JSON schemas of functions; a model may have a template of
+  its own for them. ValueError if there is no template, or as of
+  `chat_templates.apply`.
   """
-  if vocabulary.chat_template is None:
+  template = vocabulary.chat_template
+  if template is None:
     raise ValueError(
       'this model has no chat template: it can only continue plain texts'
     )
-  if isinstance(messages, str):
-    messages = [{'role': 'user', 'content': messages}]
-  require('jinja2', extra='models', purpose='a chat template')
-  template = vocabulary.chat_template
   if tools is not None and vocabulary.tool_template is not None:
     template = vocabulary.tool_template
-  try:
-    return _compile_template(template).render(
-      # As transformers does: null is a key that is not there.
-      messages=[
-        {key: value for key, value in message.items() if value is not None}
-        for message in messages
-      ],
-      add_generation_prompt=True,
-      **{'bos_token': '', 'eos_token': '', **vocabulary.roles},
-      tools=tools,
-      documents=None,
-    )
-  except Exception as error:  # A template is a program: it can raise anything.
-    raise ValueError(f'the chat template failed: {error}') from error
+  if isinstance(messages, str):
+    messages = [{'role': 'user', 'content': messages}]
+  return chat_templates.apply(
+    template,
+    messages,
+    tools=tools,
+    roles=vocabulary.roles,
+    template_kwargs=template_kwargs or {},
+  )
 
 
 def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
@@ -296,38 +289,3 @@ def package_errors(what: str) -> Iterator[None]:
 def import_tokenizers() -> Any:
   """Imports the `tokenizers` package, or the ImportError of `require`."""
   return require('tokenizers', extra='models', purpose='a vocabulary')
-
-
-@functools.lru_cache(maxsize=16)
-def _compile_template(template: str) -> Any:
-  import jinja2.ext
-  import jinja2.sandbox
-
-  def raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-  class Generation(jinja2.ext.Extension):
-    """Renders what stands between {% generation %} and {% endgeneration %} as
-    it is: only training asks what the assistant said."""
-
-    tags = {'generation'}
-
-    def parse(self, parser: Any) -> Any:
-      line = next(parser.stream).lineno
-      body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
-      return jinja2.nodes.Scope(body, lineno=line)
-
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True,
-    lstrip_blocks=True,
-    extensions=[Generation, 'jinja2.ext.loopcontrols'],
-  )
-  # Jinja's own escapes HTML, and sorts keys.
-  environment.filters['tojson'] = functools.partial(
-    json.dumps, ensure_ascii=False
-  )
-  environment.globals['raise_exception'] = raise_exception
-  environment.globals['strftime_now'] = lambda form: (
-    datetime.datetime.now().strftime(form)
-  )
-  return environment.from_string(template)

@@ -31,7 +31,7 @@ def test_a_refused_dialogue_is_named():
   class Vocabulary:
     eos_ids = (1,)
 
-    def encode_chat(self, messages, tools):
+    def encode_chat(self, messages, tools, template_kwargs):
       raise ValueError('roles must alternate')
 
   layout = Layout(

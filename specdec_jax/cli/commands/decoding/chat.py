@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
   group = parser.add_argument_group('conversation')
-  options.add_shared(group, 'system', 'stop')
+  options.add_shared(group, 'system', 'chat_template_kwargs', 'stop')
   group.add_argument('--max_new_tokens', type=int, default=512)
   options.add_output(parser).add_argument(
     '--verdicts',
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
   chat = Conversation(
     choices.build(),
     system=settings.system,
+    chat_template_kwargs=args.chat_template_kwargs,
     max_new_tokens=settings.max_new_tokens,
     seed=settings.seed,
     stop=settings.stop,

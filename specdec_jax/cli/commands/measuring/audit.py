@@ -17,7 +17,6 @@ from specdec_jax.audit.auditing import MAX_PREFIXES
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.sharding import mesh
-from specdec_jax.text import prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
       'greedy ones'
     )
   outputs.check({'--json': args.json}, from_flags.files_read(args))
-  texts = from_flags.texts_alone(prompts.read(args.prompt, args.prompts))
+  texts = from_flags.texts_alone(from_flags.lines(args))
   settings = from_flags.settings(args)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)

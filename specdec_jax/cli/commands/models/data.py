@@ -17,7 +17,7 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.infer import write_texts
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.numbers import positive_int
-from specdec_jax.text import prompts, sentencepiece_vocabulary
+from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.training import recipes
 
 
@@ -169,7 +169,7 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
   _add_writing(parser, model='a decoder, as for generate')
   add = parser.add_argument
   add('--prompts', metavar='FILE', required=True, help='as for generate')
-  options.add_shared(parser, 'chat', 'system')
+  options.add_shared(parser, 'chat', 'system', 'chat_template_kwargs')
   add(
     '--temperature',
     dest='temperatures',
@@ -194,7 +194,7 @@ def _write(args: argparse.Namespace) -> int:
   """write texts after prompts, with what the model computed: EAGLE heads need
   them. The same command goes on where it was stopped"""
   compilation_cache.enable()
-  texts = from_flags.texts_alone(prompts.read(None, args.prompts))
+  texts = from_flags.texts_alone(from_flags.lines(args))
   writing = from_flags.named(
     write_texts.Writing, args, prompts=texts, how=from_flags.settings(args)
   )
