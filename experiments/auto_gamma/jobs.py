@@ -12,9 +12,7 @@ default is faster. The exit status is 1 if a median is below `--least`.
 """
 
 import argparse
-import json
 import os
-import re
 import resource
 import statistics
 import subprocess
@@ -25,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import common
+from experiments.infer_and_generate import read_sentences, write_jsonl
 from specdec_jax.measure import stopwatch, trials
 
-TEXTS = Path(__file__).parents[1] / 'suite' / 'prompts'
 DRAFTERS = {
   'plain': ('--gin_file=drafters/none.gin',),
   'default': (
@@ -35,16 +33,6 @@ DRAFTERS = {
     "--gin.DRAFTER_CHECKPOINT_PATH='ende-nano'",
   ),
 }
-
-
-def write_sentences(path: Path, count: int) -> None:
-  """Writes a task of so many sentences, from the suite's prompts."""
-  texts = [file.read_text('utf-8') for file in sorted(TEXTS.glob('*.jsonl'))]
-  lines = [json.loads(line) for text in texts for line in text.splitlines()]
-  found = re.split(r'(?<=[.?!])\s+', ' '.join(line['prompt'] for line in lines))
-  fit = [each for each in dict.fromkeys(found) if 25 <= len(each) <= 160]
-  rows = [json.dumps({'inputs': fit[i % len(fit)]}) for i in range(count)]
-  path.write_text('\n'.join(rows) + '\n', encoding='utf-8')
 
 
 def seconds_of(folder: Path, name: str, task: Path, *flags: str) -> list[float]:
@@ -102,7 +90,7 @@ def _measure(args: argparse.Namespace, folder: Path) -> int:
       beams = field == 'num_decodes'
       for count in args.beam_sentences if beams else args.sentences:
         task = folder / f'{count}.jsonl'
-        write_sentences(task, count)
+        write_jsonl(task, 'inputs', read_sentences(count))
         lengths = {'inputs': 64, 'targets': args.new_tokens}
         flags = (
           f"--gin.DTYPE='{dtype}'",

@@ -378,8 +378,8 @@ def load(
   own: Any = ()
   with waiting(f'loading {decoder.model.checkpoint}'):
     target = models.read_params(decoder.model, decoder.config, target_shardings)
-  # A model that drafts for itself is read once.
-  if made.model == decoder.model and target_shardings is None:
+  # A model that drafts for itself is read once, and lies on a mesh once.
+  if made.model == decoder.model:
     own = target
   elif made.model is not None and made.config is not None:
     with waiting(f'loading {made.model.checkpoint}'):

@@ -165,8 +165,9 @@ def read_params(
   """Reads the weights; ValueError if the checkpoint has other arrays.
 
   `shardings` says from their shapes where each is to be; None puts them on the
-  default device, with the copies of `products.with_cpu_copies`. What is to be
-  packed is read and packed on the host, where it is whole.
+  default device. On a single device, whichever way it was named, they get the
+  copies of `products.with_cpu_copies`. What is to be packed is read and packed
+  on the host, where it is whole.
   """
   weights = _weights_of(model)
   if model.weights is None:
@@ -179,10 +180,16 @@ def read_params(
       params = quantized.packed(params, quantized.bits_of(model.weights))
       places = shardings(params) if shardings else jax.local_devices()[0]
       params = jax.device_put(params, places)
-  if shardings is None:
+  if _num_devices(params) == 1:
     is_tied = getattr(config, 'is_tied', False)
     params = products.with_cpu_copies(params, is_tied=is_tied)
   return params
+
+
+def _num_devices(params: Any) -> int:
+  """Counts the devices that arrays lie on."""
+  leaves = jax.tree.leaves(params)
+  return len(set().union(*(leaf.sharding.device_set for leaf in leaves)))
 
 
 def _read(
@@ -191,7 +198,8 @@ def _read(
   shardings: Shardings | None = None,
 ) -> Any:
   if model.is_random:
-    return _draw_params(config)
+    params = _draw_params(config)
+    return jax.device_put(params, shardings(params)) if shardings else params
   path = loading.locate(model.checkpoint)
   return formats.read_params(path, config, shardings)
 

@@ -3,8 +3,8 @@
 Models name what an axis *is* (`batch`, `heads`, `mlp`); this table maps it to a
 mesh axis. It is T5X's standard one-dimensional partitioning: the batch over
 `data`, and heads, feed-forward and vocabulary over `model`. `constrain` and
-`map_shards` do nothing unless a mesh is set (`jax.set_mesh`), so that the same
-program runs on one device.
+`map_shards` do nothing unless a mesh of several devices is set
+(`jax.set_mesh`), so that the same program runs on one device.
 """
 
 from collections.abc import Callable
@@ -51,10 +51,11 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-  """Constrains `x` by its logical axes, if a mesh is set. Axes that do not
-  divide, such as few key-value heads, stay whole; see `fitting_spec`."""
+  """Constrains `x` by its logical axes, if a mesh of several devices is set.
+  Axes that do not divide, such as few key-value heads, stay whole; see
+  `fitting_spec`."""
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  if mesh.empty or mesh.size == 1:
     return x
   return jax.lax.with_sharding_constraint(x, fitting_spec(mesh, x.shape, axes))
 
