@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec_jax import base
 from specdec_jax.assembly.option_fields import option
+from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.text import grammars, json_schemas
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -44,9 +45,9 @@ def schema_text(given: Mapping[str, object] | str) -> str:
   text = given
   if isinstance(given, str) and not given.lstrip().startswith('{'):
     try:
-      text = user_path(given).read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
-      raise ValueError(f'cannot read json_schema {given}: {error}') from error
+      text = text_lines.read_whole(user_path(given))
+    except ValueError as error:
+      raise ValueError(f'json_schema: {error}') from error
   try:
     found = json.loads(text) if isinstance(text, str) else text
     if isinstance(found, Mapping):

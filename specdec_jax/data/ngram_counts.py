@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.drafters.ngram import NGramTable
+from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -112,10 +113,8 @@ def tokens_of_file(
   """Reads the tokens of the text file that an option names; ValueError, which
   names the option, if it cannot be read, is no text, or is empty."""
   try:
-    text = user_path(path).read_text(encoding='utf-8')
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{option}: {path} is not UTF-8 text') from error
-  except (OSError, ValueError) as error:
+    text = text_lines.read_whole(user_path(path))
+  except ValueError as error:
     raise ValueError(f'{option}: {error}') from error
   tokens = vocabulary.encode(text, add_special_tokens=False)
   if not tokens:

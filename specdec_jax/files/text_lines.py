@@ -1,9 +1,11 @@
 """Lines of text files, and JSON objects of one line each."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+_BYTE_ORDER_MARK = '\ufeff'
 
 
 def read(path: Path) -> Iterator[tuple[str, str]]:
@@ -13,16 +15,49 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
   Raises ValueError if the file cannot be read, or is not UTF-8.
   """
   try:
-    # Python's own mode for text would end a line at a lone \r, `str.splitlines`
-    # at all of Unicode's separators: both may stand in a text, and in JSON.
-    with path.open(encoding='utf-8-sig', newline='\n') as file:
-      for number, line in enumerate(file, start=1):
-        if line := line.rstrip('\r\n'):
-          yield f'{path}, line {number}', line
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8 text') from error
+    with path.open('rb') as file:
+      yield from decoded(file, str(path))
   except OSError as error:
     raise ValueError(f'cannot read {path}: {error.strerror}') from error
+
+
+def decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, str]]:
+  """Yields the lines of a binary file, as `read` does; ValueError, with the
+  line and the byte, if one is not UTF-8."""
+  # Python's own mode for text would end a line at a lone \r, `str.splitlines`
+  # at all of Unicode's separators: both may stand in a text, and in JSON.
+  num_before = 0
+  for number, data in enumerate(lines, start=1):
+    line = _decode(data, name, number, num_before)
+    num_before += len(data)
+    if line := line.removesuffix('\n').removesuffix('\r'):
+      yield f'{name}, line {number}', line
+
+
+def read_whole(path: Path) -> str:
+  """Returns the text of a file, without a byte order mark and with `\\n` for
+  `\\r\\n`; ValueError as of `read`."""
+  try:
+    data = path.read_bytes()
+  except OSError as error:
+    raise ValueError(f'cannot read {path}: {error.strerror}') from error
+  return _decode(data, str(path)).replace('\r\n', '\n')
+
+
+def _decode(
+  data: bytes, name: str, number: int = 1, num_before: int = 0
+) -> str:
+  """Decodes line `number` of a file and those behind it; `num_before` bytes are
+  before them. ValueError names the line, from 1, and the byte, from 0."""
+  try:
+    text = data.decode()
+  except UnicodeDecodeError as error:
+    number += data.count(b'\n', 0, error.start)
+    raise ValueError(
+      f'{name}, line {number} is not UTF-8 text: {error.reason} at byte '
+      f'{num_before + error.start}'
+    ) from error
+  return text if num_before else text.removeprefix(_BYTE_ORDER_MARK)
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -127,11 +127,7 @@ def read(prompt: str | None, path: str | None) -> list[Line]:
     text_lines.check_encodable(prompt, 'the prompt')
     return [Line(prompt, 'the prompt')]
   assert path is not None
-  lines = [
-    (f'{path}, line {i}', line)
-    for i, line in enumerate(_text_of(path).split('\n'), start=1)
-    if line.strip()
-  ]
+  lines = [(place, line) for place, line in _lines_of(path) if line.strip()]
   if not lines:
     raise ValueError(f'{path} holds no prompt')
   if path.endswith('.jsonl') or _is_object(lines[0][1]):
@@ -139,22 +135,13 @@ def read(prompt: str | None, path: str | None) -> list[Line]:
   return [Line(line, place) for place, line in lines]
 
 
-def _text_of(path: str) -> str:
-  """Reads a file's text, with `\\n` for every line break."""
+def _lines_of(path: str) -> Iterator[tuple[str, str]]:
+  """Yields the lines of a file, or of standard input, each after its place."""
   if path != '-':
-    data = user_path(path).read_bytes()
-  elif sys.stdin is None:
+    return text_lines.read(user_path(path))
+  if sys.stdin is None:
     raise ValueError('standard input is closed, and --prompts - reads it')
-  else:
-    data = sys.stdin.buffer.read()
-  try:
-    text = data.decode('utf-8-sig')
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f'the prompts file {path} is not UTF-8 text: {error.reason} at byte '
-      f'{error.start}'
-    ) from error
-  return text.replace('\r\n', '\n').replace('\r', '\n')
+  return text_lines.decoded(sys.stdin.buffer, 'standard input')
 
 
 def _is_object(line: str) -> bool:

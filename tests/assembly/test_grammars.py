@@ -258,7 +258,7 @@ def test_adaptive_drafts_do_not_depend_on_neighbours(folder):
     ({'regex': 'a', 'json_schema': SCHEMA}, 'exclude each other'),
     ({'regex': 5}, 'should be a regular expression'),
     ({'json_schema': '{"type": '}, 'no JSON'),
-    ({'json_schema': 'no/such/file'}, 'cannot read json_schema'),
+    ({'json_schema': 'no/such/file'}, 'json_schema: cannot read no/such'),
     ({'json_schema': '{"anyOf":[' * 400 + '1' + ']}' * 400}, 'too deeply'),
     ({'json_schema': '{"a":' * 99999 + '1' + '}' * 99999}, 'no JSON'),
     ({'json_schema': {'type': 'integer', 'minimum': 3}}, '#: minimum is not'),

@@ -95,6 +95,30 @@ def test_a_text_that_cannot_be_counted(generate, tmp_path):
   assert_refused(generate(*ngram), 'not UTF-8')
 
 
+@pytest.mark.parametrize(
+  'option',
+  [
+    ('--drafter=suffix', '--suffix_text'),
+    ('--drafter=ngram', '--ngram_text'),
+    ('--drafter=none', '--json_schema'),
+  ],
+  ids=lambda option: option[-1],
+)
+def test_a_file_of_an_option_that_is_no_text(generate, tmp_path, option):
+  """Says which option, which file and why, in words."""
+  name = option[-1].removeprefix('--')
+  missing, data = tmp_path / 'none.txt', tmp_path / 'data.txt'
+  data.write_bytes(b'{\n\n"\xff"')
+  for path, reason in (
+    (missing, f'cannot read {missing}: No such file or directory'),
+    (tmp_path, f'cannot read {tmp_path}: Is a directory'),
+    (data, f'{data}, line 3 is not UTF-8 text: invalid start byte at byte 4'),
+  ):
+    result = generate(*option, path)
+    assert_refused(result, f'error: {name}: {reason}')
+    assert 'Errno' not in result.err
+
+
 @pytest.mark.parametrize('option', ['--json', '--trace'])
 def test_outputs_that_cannot_be_written(
   generate, tmp_path, option, monkeypatch

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specdec_jax.text import prompts
+from specdec_jax.text import prompts, tasks
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
@@ -22,12 +22,22 @@ def read(tmp_path, data: bytes, name: str = 'prompts.txt') -> list[str]:
   [
     b'one\n two \n',
     b'one\r\n two \r\n',
-    b'one\r two ',
     b'\xef\xbb\xbfone\n\n  \n two \n\n',
   ],
 )
 def test_one_prompt_a_line(tmp_path, data):
   assert read(tmp_path, data) == ['one', ' two ']
+
+
+@pytest.mark.parametrize('data', [b'a\rb\r\nc', b'\xef\xbb\xbfa\rb\n\nc\n'])
+def test_prompts_and_tasks_have_the_same_lines(tmp_path, monkeypatch, data):
+  """A carriage return alone ends none."""
+  assert read(tmp_path, data) == ['a\rb', 'c']
+  task = tasks.find(str(tmp_path / 'prompts.txt'))
+  assert [example.inputs for example in task.read()] == ['a\rb', 'c']
+  stream = io.TextIOWrapper(io.BytesIO(data))
+  monkeypatch.setattr(sys, 'stdin', stream)
+  assert [line.text for line in prompts.read(None, '-')] == ['a\rb', 'c']
 
 
 def test_other_separators_stay_in_their_line(tmp_path):
@@ -94,7 +104,7 @@ COMPLAINTS = {
   'a list': ('a.jsonl', b'["a"]', 'line 1', '{"prompt": "..."}'),
   'deep': ('a.jsonl', b'[' * 200_000, 'line 1', 'not JSON'),
   'surrogate': ('a.jsonl', rb'{"prompt": "\ud800"}', 'line 1', 'Unicode'),
-  'not UTF-8': ('a.txt', b'ok\n\xff', 'a.txt', 'not UTF-8', 'byte 3'),
+  'not UTF-8': ('a.txt', b'ok\n\xff', 'a.txt, line 2', 'not UTF-8', 'byte 3'),
   'nothing': ('a.txt', b'\n \n', 'holds no prompt'),
 }
 

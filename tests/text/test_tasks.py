@@ -56,6 +56,17 @@ def test_messages(tmp_path):
       tasks.find('lm1b', **own)
 
 
+def test_a_column_table_has_no_header(tmp_path):
+  """As docs/launching.md says: every line is an example, and its first tab is
+  the only one that separates."""
+  table = tmp_path / 'a.tsv'
+  table.write_text('inputs\ttargets\n\n \tb\n')
+  assert read(table) == [
+    Example(inputs='inputs', targets='targets'),
+    Example(inputs=' ', targets='b'),
+  ]
+
+
 def test_text_and_tsv(tmp_path):
   text, table = tmp_path / 'a.txt', tmp_path / 'a.tsv'
   text.write_bytes('\ufeffone\ttwo\r\n\r\nthree'.encode())
@@ -71,7 +82,7 @@ def test_text_and_tsv(tmp_path):
   ('content', 'part'),
   [
     (b'', 'holds no example'),
-    (b'\xff', 'not UTF-8'),
+    (b'{"inputs": "a"}\n\n"\xff', r'line 3 is not UTF-8.* at byte 18'),
     (b'{"inputs": "a"}\n{', 'line 2.*JSON'),
     (b'[1]', 'line 1.*object'),
     (b'{"text": "a"}', '"inputs".*\'text\''),
