@@ -92,6 +92,7 @@ def find(path: Path) -> Format:
   """Returns the format of a file or folder; ValueError if it is of none."""
   if found := find_if_any(path):
     return found
+  safetensors_folder.refuse_adapter(path)
   raise ValueError(
     f'{path} has no {huggingface.CONFIG} of Hugging Face, no finished '
     f'checkpoint_N of T5X and no {model_file.NAME} of ours'

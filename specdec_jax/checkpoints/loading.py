@@ -20,6 +20,7 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 
 # No known checkpoint pads its vocabulary to a multiple larger than this.
 _MAX_PADDING = 1024
+_TOP_K = {'top_k': None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,11 +166,7 @@ def vocabulary_of(
   else:
     found = given
   if found is None:
-    raise ValueError(
-      f'{path} has no vocabulary: put {vocabulary_files.TOKENIZER} or '
-      f'{vocabulary_files.SENTENCEPIECE} beside it, or name one (--vocabulary, '
-      'or VOCABULARY in gin files)'
-    )
+    raise vocabulary_files.missing(path)
   check_vocabulary(path, found, config)
   return found
 
@@ -196,6 +193,9 @@ def warn_of(path: Path, *, is_converted: bool = False) -> None:
   if is_converted:
     known = known | huggingface.HONOURED | huggingface.STOPS
   file, found = huggingface.stated(path, known)
+  # Limits of sampling are the command's. This one makes every text greedy.
+  if huggingface.stated(path, _TOP_K)[1] == {'top_k': 1}:
+    found['top_k'] = 1
   # Each as `sequence_bias [...]`.
   said = sorted(f'{key} {reprlib.repr(x)}' for key, x in found.items())
   if said:

@@ -27,6 +27,7 @@ from specdec_jax.models.products import Weights
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
+_ADAPTER = 'adapter_config.json'
 # What is read. Token ids, which torch writes as int64, are narrowed.
 _DTYPES = {
   'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': jnp.bfloat16,
@@ -123,12 +124,27 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
   return handles
 
 
+def refuse_adapter(folder: Path) -> None:
+  """Raises ValueError if a folder without a model has one of PEFT's adapters,
+  such as LoRA's."""
+  path = folder / _ADAPTER
+  if not path.is_file():
+    return
+  key = 'base_model_name_or_path'
+  base = settings.read(path).text(key, 'its base model')
+  raise ValueError(
+    f'{folder} has an adapter ({_ADAPTER}) and no model: merge it into '
+    f'{base!r} with merge_and_unload() of peft, and save that'
+  )
+
+
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
   """Reads which tensors each file has; an empty list stands for all."""
   if (folder / SINGLE_FILE).is_file():
     return {SINGLE_FILE: []}
   index_path = folder / INDEX_FILE
   if not index_path.is_file():
+    refuse_adapter(folder)
     raise ValueError(
       f'{folder} has no weights: expected {SINGLE_FILE} or {INDEX_FILE}; what '
       'is in pytorch_model.bin has to be saved by safetensors.torch.save_file'

@@ -19,6 +19,8 @@ TOKENIZER = 'tokenizer.json'
 _SETTINGS = 'tokenizer_config.json'
 _SENTINEL = re.compile(re.escape(SENTINEL) + r'(\d{1,5})>')
 _GENERATION = 'generation_config.json'
+# Of tokenizers that transformers makes in other ways.
+_OTHERS = ('tokenizer.model', 'vocab.json', 'merges.txt', 'vocab.txt')
 _T5_EOS_IDS = (1,)
 # All files that `write` may write.
 WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
@@ -61,10 +63,7 @@ def read(
     return huggingface.read_vocabulary(folder)
   model = path / SENTENCEPIECE if is_folder else path
   if is_folder and not model.is_file():
-    raise ValueError(
-      f'{path} has no vocabulary: expected {TOKENIZER} or {SENTENCEPIECE} in '
-      'it, or the path of another (--vocabulary)'
-    )
+    raise missing(path)
   if extra_ids is None:
     extra_ids = _stated_sentinels(folder)
   if extra_ids is None and not may_have_sentinels:
@@ -76,6 +75,23 @@ def read(
     return vocabulary
   _check_added(folder, vocabulary)
   return ends.with_ends(vocabulary, huggingface.read_eos_ids(folder), folder)
+
+
+def missing(path: Path) -> ValueError:
+  """Makes the error for a model at `path` that has no vocabulary here."""
+  folder = path if path.is_dir() else path.parent
+  other_files = [name for name in _OTHERS if (folder / name).is_file()]
+  naming = 'name one (--vocabulary, or VOCABULARY in gin files)'
+  if not other_files:
+    return ValueError(
+      f'{path} has no vocabulary: put {TOKENIZER} or {SENTENCEPIECE} beside '
+      f'it, or {naming}'
+    )
+  return ValueError(
+    f'{path} has no vocabulary that is read here: it has '
+    f'{" and ".join(other_files)}. Write {TOKENIZER} with save_pretrained of '
+    f'the tokenizer in transformers, or {naming}'
+  )
 
 
 def _stated_sentinels(folder: Path) -> int | None:

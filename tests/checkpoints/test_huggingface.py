@@ -298,7 +298,7 @@ LLAMA3 = {
     ),
     (  # Where there is a rope_scaling, transformers takes nothing from here.
       {'rope_scaling': LLAMA3, 'rope_parameters': {'rope_theta': 1e6}},
-      'rope_parameters',
+      r'rope_parameters\.rope_theta is 1.*no such section beside rope_scaling',
     ),
     (
       {'partial_rotary_factor': 0.5},
@@ -475,6 +475,21 @@ def test_rotary_scaling_of_both_transformers(folder, rope):
     rope_scaling=RopeScaling(factor=8.0, original_max_positions=64)
   )
   assert huggingface.read_config(folder) == expected
+
+
+@pytest.mark.parametrize('section', ['rope_parameters', 'rope_scaling'])
+def test_a_rotary_base_in_two_places(folder, section):
+  def read(base):
+    stated = {'rope_type': 'default', 'rope_theta': 1e6}
+    change_json(folder / 'config.json', rope_theta=base, **{section: stated})
+    return huggingface.read_config(folder)
+
+  assert read(1e6).rope_base == read(None).rope_base == 1e6
+  with pytest.raises(
+    ValueError,
+    match=rf'rope_theta is 50.*1e\+06, as {section}\.rope_theta says',
+  ):
+    read(50.0)
 
 
 def test_rotary_base_of_transformers_5(folder):

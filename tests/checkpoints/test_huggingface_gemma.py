@@ -212,6 +212,25 @@ def test_listed_layers_need_no_pattern(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ('section', 'key'),
+  [
+    ('full_attention', 'rope_theta'),
+    ('sliding_attention', 'rope_local_base_freq'),
+  ],
+)
+def test_a_rotary_base_in_two_places(tmp_path, section, key):
+  write(tmp_path, 'gemma3_text')
+  change(tmp_path, rope_parameters={section: {'rope_theta': 33.0}}, **{key: 33})
+  config = huggingface.read_config(tmp_path)
+  assert 33.0 in (config.rope_base, config.local_rope_base)
+  change(tmp_path, **{key: 34})
+  with pytest.raises(
+    ValueError, match=rf'{key} is 34.*33, as rope_.*{section}'
+  ):
+    huggingface.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
   ('factors', 'expected'),
   [
     ((4.0, None), 4.0),

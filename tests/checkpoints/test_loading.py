@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import shutil
 
 import jax.numpy as jnp
@@ -49,6 +50,53 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
   assert from_file.description == (
     'tiny.gguf: 0M parameters in float32, 2 layers, 265 tokens'
   )
+
+
+@pytest.mark.parametrize(
+  ('files', 'message'),
+  [
+    ([], r'put tokenizer\.json or spiece\.model beside it, or name one'),
+    (
+      ['tokenizer.model'],
+      r'it has tokenizer\.model\. Write tokenizer\.json with save_pretrained',
+    ),
+    # As CodeT5's folder.
+    (
+      ['vocab.json', 'merges.txt', 'tokenizer_config.json'],
+      r'it has vocab\.json and merges\.txt\. Write tokenizer\.json with ',
+    ),
+  ],
+)
+def test_a_missing_vocabulary_says_what_to_do(tmp_path, files, message):
+  config = make_config()
+  huggingface.save(tmp_path / 'model', config, make_params(config))
+  for name in files:
+    (tmp_path / 'model' / name).write_text('{}')
+  (tmp_path / 'words').mkdir()
+  folder = str(tmp_path / 'model')
+  with pytest.raises(ValueError, match=rf'{message}.*--vocabulary'):
+    loading.load(folder)
+  words = str(tmp_path / 'words')
+  with pytest.raises(ValueError, match=r'words has no vocab.*--vocabulary'):
+    loading.load(folder, vocabulary=words)
+
+
+@pytest.mark.parametrize('has_config', [True, False])
+def test_an_adapter_is_no_model(tmp_path, has_config):
+  config = make_config()
+  huggingface.save(tmp_path, config, make_params(config))
+  (tmp_path / 'model.safetensors').rename(
+    tmp_path / 'adapter_model.safetensors'
+  )
+  stated = {'peft_type': 'LORA', 'base_model_name_or_path': 'some/base'}
+  (tmp_path / 'adapter_config.json').write_text(json.dumps(stated))
+  if not has_config:
+    (tmp_path / 'config.json').unlink()
+  with pytest.raises(
+    ValueError,
+    match=r"adapter.*merge it into 'some/base' with merge_and_unload",
+  ):
+    loading.load(str(tmp_path))
 
 
 def test_the_dtype_is_of_params_and_activations(tmp_path):

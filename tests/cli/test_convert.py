@@ -217,10 +217,14 @@ def test_llamas_are_converted_except_to_t5x(run, model, tmp_path):
     assert vocabulary.tokens() == first.vocabulary.tokens()
     assert vocabulary.eos_ids == first.vocabulary.eos_ids
     assert vocabulary.chat_template == first.vocabulary.chat_template
-  packed = ('--to', 'orbax', '--weights', 'int4:16')
+  packed = ('--to', 'orbax', '--weights', 'int4:8')
   told = run('convert', model, tmp_path / 'packed', *packed).out
   assert f' {layers.num_params(first.params):,} parameters' in told
-  assert told.endswith('bytes in int4:16\n')
+  assert told.endswith('bytes in int4:8\n')
+  # It stays packed.
+  copy = ('--to', 'safetensors')
+  told = run('convert', tmp_path / 'packed', tmp_path / 'copy', *copy).out
+  assert told.endswith('bytes in int4:8\n')
   result = run('convert', model, tmp_path / 't5x', '--to', 't5x_legacy')
   assert_refused(result, 'T5s alone')
   assert not (tmp_path / 't5x').exists()

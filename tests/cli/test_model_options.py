@@ -120,13 +120,14 @@ def test_a_revision_of_a_repository(
       'penalty_alpha 0.6, watermarking_config [0, 1, 2, 3, 4, 5, ...]: ',
     ),
     ('config.json', {'guidance_scale': 3}, 'guidance_scale 3: '),
+    ('generation_config.json', {'top_k': 1, 'top_p': 0.5}, 'top_k 1: '),
     ('generation_config.json', {'repetition_penalty': 1.0, 'top_k': 5}, None),
   ],
 )
 def test_what_is_not_honoured_is_named_once(
   run, make_model, name, stated, said
 ):
-  model = make_model(f'with_{name}_{said is None}')
+  model = make_model(f'with_{next(iter(stated))}')
   path = pathlib.Path(model, name)
   before = json.loads(path.read_text()) if path.exists() else {}
   path.write_text(json.dumps(before | stated))

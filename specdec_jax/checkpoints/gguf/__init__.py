@@ -290,6 +290,9 @@ def read_vocabulary(path: Path) -> Vocabulary:
   none or another kind, and ImportError without the tokenizers package."""
   file = container.open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
+  if values.text('tokenizer.ggml.model', '') != 'gpt2':
+    known = 'gpt2, which is byte-level pairs: give --vocabulary for others'
+    values.refuse('tokenizer.ggml.model', known)
   tokens = values.texts(_TOKENS)
   if not tokens:
     values.refuse(_TOKENS, 'at least one token')
@@ -338,9 +341,6 @@ def _token_ids(
 def _build_tokenizer(
   values: Settings, tokens: list[str], bos_token: str | None
 ) -> Any:
-  if values.text('tokenizer.ggml.model') != 'gpt2':
-    known = 'gpt2, which is byte-level pairs: give --vocabulary for others'
-    values.refuse('tokenizer.ggml.model', known)
   splitting = values.text('tokenizer.ggml.pre')
   is_llama3 = splitting in _LLAMA3_NAMES
   # The default is that of llama.cpp, src/llama-vocab.cpp.
@@ -406,4 +406,5 @@ def _pre_tokenizer(values: Settings, splitting: str) -> Any:
     regex = _WORDS.format('' if splitting == 'qwen2' else '{1,3}')
     words = pre.Split(tokenizers.Regex(regex), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
-  values.refuse('tokenizer.ggml.pre', 'smollm, gpt-2, llama-bpe or qwen2')
+  known = 'smollm, gpt-2, llama-bpe or qwen2: give --vocabulary for others'
+  values.refuse('tokenizer.ggml.pre', known)

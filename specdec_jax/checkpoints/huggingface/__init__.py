@@ -190,7 +190,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   """
   path = folder / 'tokenizer.json'
   if not path.is_file():
-    raise ValueError(f'{folder} has no tokenizer.json')
+    raise ValueError(f'{folder} has no {path.name}: name another vocabulary')
   tokenizers = vocabularies.import_tokenizers()
   with vocabularies.package_errors(f'{path} cannot be read'):
     tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())

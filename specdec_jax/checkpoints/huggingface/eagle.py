@@ -111,14 +111,13 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   names = safetensors_folder.open_tensors(folder)
   defaults = _DEFAULTS[kind] if is_nested else {}
   sizes = llama.counts(inner, {'max_position_embeddings': 2048} | defaults)
-  rope = llama.rope_place(inner, 'rope_theta', is_spread=True)
   return values.build(
     EagleConfig,
     **sizes,
     draft_vocab_size=values.count('draft_vocab_size', sizes['vocab_size']),
     target_embed_dim=values.count('target_hidden_size', sizes['embed_dim']),
     feature_layers=_feature_layers(values),
-    rope_base=rope.positive('rope_theta', 10_000.0),
+    rope_base=llama.rope_base(inner),
     rope_scaling=llama.rope_scaling(inner),
     norm_epsilon=inner.positive('rms_norm_eps', 1e-6),
     has_qk_norm=kind == 'qwen3',

@@ -161,8 +161,7 @@ def _rope(values: Settings) -> dict[str, float]:
   for place in (values.at('rope_parameters'), values.at('rope_scaling')):
     if _rope_factor(place) != 1.0:
       place.refuse('factor', 'none: the positions of a Gemma 2 are not scaled')
-  place = llama.rope_place(values, 'rope_theta', is_spread=True)
-  base = place.positive('rope_theta', 10_000.0)
+  base = llama.rope_base(values)
   return {'rope_base': base, 'local_rope_base': base}
 
 
@@ -170,15 +169,11 @@ def _rope_by_layer(values: Settings) -> dict[str, float]:
   """Reads rotary positions of full and of sliding layers: Gemma 3's."""
   place = values.at('rope_parameters')
   full, local = place.at(FULL), place.at(SLIDING)
-
-  def base(place: Settings, key: str, default: float) -> float:
-    if place.has('rope_theta'):
-      return place.positive('rope_theta')
-    return values.positive(key, default)
-
   bases = {
-    'rope_base': base(full, 'rope_theta', 1e6),
-    'local_rope_base': base(local, 'rope_local_base_freq', 1e4),
+    'rope_base': llama.base_in(full, values, 'rope_theta', 1e6),
+    'local_rope_base': llama.base_in(
+      local, values, 'rope_local_base_freq', 1e4
+    ),
   }
   if _rope_factor(local) != 1.0:
     local.refuse('factor', 'none: positions within a window are not scaled')

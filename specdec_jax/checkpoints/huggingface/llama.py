@@ -69,12 +69,11 @@ def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
   left_out = {'num_kv_heads': kind == 'llama', 'head_dim': kind != 'qwen3'}
   sizes = counts(values, may_lack=[x for x, may in left_out.items() if may])
-  rope = rope_place(values, 'rope_theta', is_spread=True)
   return values.build(
     LlamaConfig,
     **sizes,
     num_layers=num_layers,
-    rope_base=rope.positive('rope_theta', 10_000.0),
+    rope_base=rope_base(values),
     rope_scaling=rope_scaling(values),
     norm_epsilon=values.positive('rms_norm_eps', 1e-6),
     is_tied=values.flag('tie_word_embeddings', False),
@@ -121,27 +120,52 @@ def check_supported(values: Settings, kind: str) -> None:
     values.expect('attention_bias', False)
   values.expect('hidden_act', 'silu')
   key = 'partial_rotary_factor'
-  rope = rope_place(values, key, is_spread=True)
-  rope.expect(key, 1.0, ': rotary positions turn whole heads')
+  for place in (values, _rope_place(values, key)):
+    place.expect(key, 1.0, ': rotary positions turn whole heads')
 
 
-def rope_place(
-  values: Settings, key: str, *, is_spread: bool = False
-) -> Settings:
-  """Returns the section with a rotary setting: transformers 4 has some at the
-  top, 5 all in rope_parameters, unless there is a rope_scaling."""
-  scaling = values.at('rope_scaling')
-  place = scaling if scaling.values else values.at('rope_parameters')
-  return values if is_spread and not place.has(key) else place
+def _rope_place(values: Settings, key: str) -> Settings:
+  """Returns the section with rotary settings, of which `key` is one:
+  rope_parameters, unless there is a rope_scaling."""
+  scaling, parameters = values.at('rope_scaling'), values.at('rope_parameters')
+  if not scaling.values:
+    return parameters
+  if parameters.has(key):
+    parameters.refuse(
+      key, 'no such section beside rope_scaling, which transformers reads alone'
+    )
+  return scaling
+
+
+def rope_base(values: Settings) -> float:
+  """Reads the base of rotary positions, `rope_theta`: transformers 4 has it at
+  the top, and 5 in the section of rotary settings."""
+  key = 'rope_theta'
+  return base_in(_rope_place(values, key), values, key, 10_000.0)
+
+
+def base_in(
+  place: Settings, values: Settings, key: str, default: float
+) -> float:
+  """Reads the base of rotary positions from `rope_theta` of a section or, with
+  a default, from a key at the top; ValueError if both state it differently."""
+  if not place.has('rope_theta'):
+    return values.positive(key, default)
+  base = place.positive('rope_theta')
+  if values.positive(key, base) != base:
+    values.refuse(
+      key, f'{base:g}, as {place.section}rope_theta says: it is in two places'
+    )
+  return base
 
 
 def rope_scaling(values: Settings) -> RopeScaling | None:
   """Returns how rotary positions are stretched; raises ValueError if in another
   way than Llama 3.1's."""
   # Early files say `type`, later ones `rope_type`; the later one wins.
-  kind, place = '', rope_place(values, 'factor')
+  kind, place = '', _rope_place(values, 'factor')
   for key in ('type', 'rope_type'):
-    stating = rope_place(values, key)
+    stating = _rope_place(values, key)
     if stating.has(key):
       kind, place = stating.text(key), stating
       if kind not in ('default', 'llama3'):

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     f'wrote {final} ({args.to}): {len(leaves)} arrays, '
     f'{layers.num_params(params):,} parameters, '
     f'{sum(leaf.nbytes for leaf in leaves):,} bytes in '
-    f'{args.weights or args.dtype}'
+    f'{quantized.name_of(params) or args.dtype}'
     + ('' if vocabulary else ', without a vocabulary')
   )
   return 0
