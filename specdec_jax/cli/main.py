@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand and returns its exit status.
 
   0; 1 for a failed self-test or audit, or a bug; 2 for bad input, or logits
-  that are NaN; 75 for a server that does not answer; 130 for an interrupt,
-  after which all that was written is in place; 141 for a broken pipe (silent).
+  that are NaN; 75 for a server that does not answer, or a job of several
+  processes that was asked to end (SIGTERM); 130 for an interrupt, after which
+  all that was written is in place; 141 for a broken pipe (silent).
   With SPECDEC_TRACEBACK=1 in the environment, errors keep their traceback.
   """
   try:

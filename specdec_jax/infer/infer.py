@@ -31,7 +31,7 @@ from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.chunks import Gammas
 from specdec_jax.infer.decoding import Decoding, Job
 from specdec_jax.infer.marks import Counts, Mark
-from specdec_jax.launch import agreement, processes, progress
+from specdec_jax.launch import agreement, failures, processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text.tasks import Task
 
@@ -56,7 +56,8 @@ def infer(
   operative_config: Callable[[], str] | None = None,
 ) -> int:
   """Decodes one shard of a task; returns the exit status: 2 if logits were not
-  numbers, else 0. ValueError if something does not fit, with the numbers.
+  numbers, 75 if several processes were asked to end, and did after a chunk,
+  else 0. ValueError if something does not fit, with the numbers.
 
   Args:
     output_dir: where results go; see `infer.output`.
@@ -248,6 +249,12 @@ def _decode_chunks(run: _Run) -> int:
       # A mark has the counts of its chunk, whichever run wrote it.
       if mark:  # Of the first process alone.
         total += mark
+      if processes.is_ending():
+        _say(
+          f'this job was asked to end (SIGTERM), and ends after chunk '
+          f'{chunk.index}: the same command goes on from there'
+        )
+        return failures.EXIT_TRY_AGAIN
   if processes.is_first():
     output.finish(run.shard, num_chunks, total, run.settings, gammas.choice)
     _report(total, timed, job)

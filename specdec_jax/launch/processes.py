@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import socket
 import threading
@@ -29,6 +30,8 @@ _NOTICE_SECONDS = 5
 _LOOK_SECONDS = 2
 _LEAVE_SECONDS = 10
 _FAILED = 'specdec/failed'
+# Numbers the calls of `is_ending`.
+_CALLS = itertools.count(1)
 # The longest path, on Linux and in buckets.
 _MAX_TEXT = 4096
 
@@ -190,6 +193,18 @@ def _check_free(port: int) -> None:
 def is_first() -> bool:
   """Tells whether this is the process that writes."""
   return jax.process_index() == 0
+
+
+def is_ending() -> bool:
+  """Tells whether one of several processes has got SIGTERM, as before a machine
+  is taken away: the same in all of them, at the same call. They all have to
+  call it equally often, wherever they could stop. False in a single process,
+  which SIGTERM ends."""
+  # jax takes the signal: its handler alone would let the process run on. It
+  # names a call that no process has reached yet, counted from 1.
+  if distributed.global_state.preemption_sync_manager is None:
+    return False
+  return multihost_utils.reached_preemption_sync_point(next(_CALLS))
 
 
 def number_of_first(number: int) -> int:

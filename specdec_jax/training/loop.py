@@ -14,6 +14,7 @@ import optax
 
 from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
+from specdec_jax.launch import processes
 from specdec_jax.models import families
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
@@ -154,9 +155,10 @@ def train(
   num_microbatches: int = 1,
   seed: int = 0,
   initial_params: ArrayTree = None,
+  settings: Mapping[str, str] | None = None,
   report: Report = lambda step, metrics: None,
   say: Callable[[str], None] = lambda sentence: None,
-) -> ArrayTree:
+) -> ArrayTree | None:
   """Trains until `schedule.train_steps`, from where the folder's run stopped.
 
   A run that was killed goes on from its last checkpoint with the losses that it
@@ -166,13 +168,17 @@ def train(
   Args:
     loss_fn: what is minimised, per target.
     initial_params: where a new run begins; None draws those of a T5.
+    settings: by name, what the steps depend on: a run that goes on with others
+      says so.
     report: told of every step.
     say: told, in a sentence each, what else a user should know: where a run
       goes on, that nothing is left to do, that a checkpoint is damaged.
 
-  Returns the parameters. Raises ValueError if the loss or the gradient is NaN
-  or infinite (the last checkpoint is from before that), if the folder is of
-  another run, or if another process trains in it; OSError if the disk is full.
+  Returns the parameters; None if several processes were asked to end
+  (`processes.is_ending`), after a checkpoint. Raises ValueError if the loss or
+  the gradient is NaN or infinite (the last checkpoint is from before that), if
+  the folder is of another run, or if another process trains in it; OSError if
+  the disk is full.
   """
   _check_ids(dataset, config)
   step_fn = functools.partial(
@@ -190,6 +196,9 @@ def train(
     if restored := checkpoints.restore_newest(run, say):
       run = restored
       say(f'{checkpoints.folder}: {_what_is_left(run, schedule)}')
+    if settings is not None:
+      tell = functools.partial(checkpoints.tell_changes, settings, say)
+      processes.ask_first(tell)
     _check_averaged(run, schedule, checkpoints)
     run = _train_from(
       run,
@@ -200,6 +209,12 @@ def train(
       report,
       loss_fn,
     )
+    if int(run.step) < schedule.train_steps:
+      say(
+        'this job was asked to end (SIGTERM): the same command goes on after '
+        f'step {int(run.step):,}, of which there is a checkpoint'
+      )
+      return None
     if schedule.average_last == 1:
       return run.params
     return run_checkpoints.average(checkpoints, run, last=schedule.average_last)
@@ -231,7 +246,7 @@ def _check_averaged(
   """Raises ValueError unless the run leaves enough checkpoints to average."""
   to_come = range(int(run.step) + 1, schedule.train_steps + 1)
   is_saved = lambda step: schedule.is_due(step, schedule.checkpoint_period)
-  count = len(checkpoints.steps()) + sum(map(is_saved, to_come))
+  count = len(checkpoints.regular_steps()) + sum(map(is_saved, to_come))
   if count < schedule.average_last:
     raise ValueError(
       f'average_last is {schedule.average_last}, and {schedule.train_steps} '
@@ -294,8 +309,12 @@ def _train_from(
     if dataset.validation and schedule.is_due(taken, schedule.eval_period):
       report(taken, validate(evaluate, run.params, dataset))
     # Last: what is reported of a step is not reported again after it.
-    if schedule.is_due(taken, schedule.checkpoint_period):
-      checkpoints.save(run)
+    is_due = schedule.is_due(taken, schedule.checkpoint_period)
+    is_ending = processes.is_ending()
+    if is_due or is_ending:
+      checkpoints.save(run, is_extra=not is_due)
+    if is_ending:
+      break
   return run
 
 

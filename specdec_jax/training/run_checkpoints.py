@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from specdec_jax.checkpoints import model_file, orbax, stored_arrays
 from specdec_jax.files import full_disk, replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import remove_tree, user_path
-from specdec_jax.launch import processes
+from specdec_jax.launch import agreement, processes
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
   from orbax.checkpoint import CheckpointManager
 
 _FOLDER = 'checkpoints'
+# Holds the step of a checkpoint between two regular ones.
+_EXTRA = 'extra_checkpoint'
+_SETTINGS = 'settings.json'
+# Of the sums that make a digest; two have 64 bits together.
+_NUM_LANES = 2
 
 
 @base.value
@@ -97,23 +103,59 @@ class Checkpoints:
 
   folder: Path
   manager: 'CheckpointManager'
+  keep: int
 
   def steps(self) -> list[int]:
     """Lists the steps with a complete checkpoint, ascending."""
     return sorted(self.manager.all_steps())
 
-  def save(self, run: Run) -> None:
+  def regular_steps(self) -> list[int]:
+    """Lists those of `steps` that a run has which is never stopped."""
+    extra = self._extra_step()
+    return [step for step in self.steps() if step != extra]
+
+  def save(self, run: Run, *, is_extra: bool = False) -> None:
     """Writes a checkpoint of the run's step, complete or not at all; OSError if
-    the disk is full, with earlier checkpoints untouched."""
+    the disk is full, with earlier checkpoints untouched. One that `is_extra`,
+    of a run that is stopped between two, is deleted after the next."""
     ocp = orbax.import_orbax()
+    step = int(run.step)
+    processes.ask_first(lambda: self._note_extra(step, is_extra))
     tree = _as_tree(run)
+    tree['digest'] = digest(tree)
     with full_disk.named(self.folder, tree):
       args = ocp.args.StandardSave(tree)
-      self.manager.save(int(run.step), args=args)
+      self.manager.save(step, args=args)
       self.manager.wait_until_finished()
+    self.prune()
+
+  def prune(self) -> None:
+    """Deletes all but the newest `keep` regular checkpoints, and an extra one
+    that is not the newest of all."""
+    steps, regular = self.steps(), self.regular_steps()
+    kept = {*regular[-self.keep :], *steps[-1:]}
+    for step in steps:
+      if step not in kept:
+        self.manager.delete(step)
+
+  def _note_extra(self, step: int, is_extra: bool) -> None:
+    path = self.folder / _EXTRA
+    if is_extra:
+      replacing.write_text(path, f'{step}\n')
+    elif path.is_file() and path.read_text(encoding='utf-8') == f'{step}\n':
+      path.unlink()
+
+  def _extra_step(self) -> int:
+    """Reads the step of the extra checkpoint, the same in all processes; -1
+    without one."""
+    path, step = self.folder / _EXTRA, -1
+    if processes.is_first() and path.is_file():
+      step = int(path.read_text(encoding='utf-8'))
+    return processes.number_of_first(step)
 
   def restore(self, like: Run, step: int) -> Run:
-    """Reads a checkpoint, laid out as `like`; ValueError if it is another's."""
+    """Reads a checkpoint, laid out as `like`; ValueError if it is another's, or
+    its arrays are not those that were written."""
     expected = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       _as_tree(like),
@@ -121,7 +163,18 @@ class Checkpoints:
     folder = self._folder(step)
     try:
       stored = orbax.open_tree(folder / 'default')
+      # Earlier versions wrote none.
+      has_digest = 'digest' in stored
+      if has_digest:
+        sharding = expected['step'].sharding
+        expected['digest'] = jax.ShapeDtypeStruct(
+          (_NUM_LANES,), jnp.uint32, sharding=sharding
+        )
       tree = stored_arrays.read_tree(stored, expected, source=str(folder))
+      if has_digest:
+        written = np.asarray(tree.pop('digest'))
+        if (written != np.asarray(digest(tree))).any():
+          raise ValueError('its arrays are not those that were written')
     except ValueError as error:
       cause = error.__cause__
       if isinstance(cause, PermissionError | ConnectionError):
@@ -172,6 +225,71 @@ class Checkpoints:
   def _folder(self, step: int) -> Path:
     return self.folder / _FOLDER / str(step)
 
+  def tell_changes(
+    self, settings: Mapping[str, str], say: Callable[[str], None]
+  ) -> None:
+    """Says which settings, by name, are not those that the run had before, if
+    it has begun, and writes them down."""
+    path = self.folder / _SETTINGS
+    changes = ''
+    if self.steps() and path.is_file():
+      before = json.loads(path.read_text(encoding='utf-8'))
+      changes = agreement.differences(before, settings, '{} was {}, now {}')
+    if changes:
+      say(
+        f'{self.folder}: the run goes on with other settings, and its next '
+        f'steps are not those it would have taken: {changes}'
+      )
+    text = json.dumps(dict(settings), indent=2) + '\n'
+    replacing.write_text(path, text)
+
+
+def digest(tree: ArrayTree) -> Array:
+  """Digests the bits of arrays and their order in a tree; uint32, `[2]`. It is
+  the same on every mesh: all processes compute it, each of its own slices."""
+  return _digest(jax.tree.leaves(tree))
+
+
+@jax.jit
+def _digest(leaves: list[Array]) -> Array:
+  # A sum of hashes, one per element, of its bits and its place: sums modulo
+  # 2**32 do not depend on their order, and an element that changes changes its
+  # hash, as `_mixed` is a bijection.
+  lanes = [jnp.uint32(0)] * _NUM_LANES
+  for number, leaf in enumerate(leaves):
+    bits = _bits(leaf)
+    place = jnp.full(bits.shape, number * 0x9E3779B9 % 2**32, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(bits.ndim)):
+      index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+      place += index * jnp.uint32(stride % 2**32)
+      stride *= bits.shape[axis]
+    for lane in range(_NUM_LANES):
+      salted = _mixed(place + jnp.uint32(lane * 0x7F4A7C15))
+      hashes = _mixed(bits ^ salted)
+      lanes[lane] += hashes.sum(dtype=jnp.uint32)
+  return jnp.stack(lanes)
+
+
+def _bits(array: Array) -> Array:
+  """Returns an array's bits as uint32; of 8 bytes as two, on a new axis."""
+  if jnp.issubdtype(array.dtype, jnp.floating):
+    # tensorstore may take a chunk of -0.0 for one of zeros, and not store it.
+    array = jnp.where(array == 0, jnp.zeros_like(array), array)
+  if array.dtype == bool:
+    return array.astype(jnp.uint32)
+  num_bits = 8 * min(4, array.dtype.itemsize)
+  bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{num_bits}'))
+  return bits.astype(jnp.uint32)
+
+
+def _mixed(x: Array) -> Array:
+  """Mixes the bits of uint32, one to one; MurmurHash3's `fmix32`, by Austin
+  Appleby (https://github.com/aappleby/smhasher, in the public domain)."""
+  x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)
+
 
 def _is_everywhere(flag: bool) -> bool:
   """Tells whether it is true in all processes, which wait for each other."""
@@ -200,7 +318,7 @@ def open_run(
   managed = orbax.text_of(folder / _FOLDER)
   folder.mkdir(parents=True, exist_ok=True)
   options = ocp.CheckpointManagerOptions(
-    max_to_keep=keep,
+    max_to_keep=None,  # See `Checkpoints.prune`.
     # Who meets a full disk hears of it at that step.
     enable_async_checkpointing=False,
     cleanup_tmp_directories=True,
@@ -214,11 +332,10 @@ def open_run(
     processes.ask_first(lambda: _check_vocabulary(folder, vocabulary))
     opened = ocp.CheckpointManager(managed, options=options)
     manager = stack.enter_context(opened)
-    checkpoints = Checkpoints(folder, manager)
+    checkpoints = Checkpoints(folder, manager, keep)
     yield checkpoints
-    # Orbax deletes when it writes: a kill in between leaves one too many.
-    for step in checkpoints.steps()[:-keep]:
-      manager.delete(step)
+    # A kill between writing one and deleting another leaves one too many.
+    checkpoints.prune()
 
 
 def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:
@@ -259,7 +376,7 @@ def _as_tree(run: Run) -> dict[str, ArrayTree]:
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> ArrayTree:
   """Averages the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
-  steps = checkpoints.steps()[-last:]
+  steps = checkpoints.regular_steps()[-last:]
   # One after another: two trees of parameters are in memory, not `last`.
   restored = (checkpoints.restore(like, step).params for step in steps)
   add = functools.partial(jax.tree.map, operator.add)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,13 @@ from specdec_jax.checkpoints import formats, loading, orbax
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
-from specdec_jax.launch import agreement, gin_launch, processes, progress
+from specdec_jax.launch import (
+  agreement,
+  failures,
+  gin_launch,
+  processes,
+  progress,
+)
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
@@ -47,9 +53,12 @@ def train(
   initial_params: Callable[..., ArrayTree] | None = None,
   vocabulary: str | None = None,
   seed: int = 0,
+  settings: Callable[[], Mapping[str, str]] = dict,
   on_begin: Callable[[], None] = lambda: None,
-) -> None:
-  """Trains, or goes on, until the schedule's end, and writes the model.
+) -> int:
+  """Trains, or goes on, until the schedule's end, and writes the model; returns
+  the exit status: 75 if several processes were asked to end, and did at a
+  checkpoint, else 0.
 
   Args:
     model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
@@ -65,6 +74,8 @@ def train(
     vocabulary: the SentencePiece model, to be put beside the weights; None
       takes the one that the data set brings.
     seed: of the first parameters and of dropout.
+    settings: what the steps depend on, by name, besides the data: a run that
+      goes on with others says so.
     on_begin: called at once, when all arguments have been made.
 
   Raises ValueError if the arguments contradict each other or the folder's run,
@@ -77,13 +88,14 @@ def train(
   words = _read_vocabulary(vocabulary, dataset, config)
   if vocabulary is not None:
     dataset = dataset._replace(vocabulary=user_path(vocabulary))
-  _check_processes(dataset, initial_checkpoint_path)
+  data_digest = {'digest of the data': agreement.of_arrays(dataset.contents)}
+  _check_processes(data_digest, initial_checkpoint_path)
   # Weights are read, trained and written in float32, whatever the dtype.
   in_float32 = _computed_in(config, 'float32', 0.0)
   folder = user_path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
-    _reporting(folder, schedule) as (report, say),
+    _reporting(folder, schedule) as reporting,
   ):
     first = None
     if initial_checkpoint_path is not None:
@@ -101,10 +113,15 @@ def train(
       num_microbatches=num_microbatches,
       seed=seed,
       initial_params=first,
-      report=report,
-      say=say,
+      settings={**settings(), **data_digest},
+      report=reporting.report,
+      say=reporting.say,
     )
+    if params is None:
+      reporting.write_mean()
+      return failures.EXIT_TRY_AGAIN
   _write(folder / 'model', in_float32, params, words)
+  return 0
 
 
 def _write(
@@ -142,11 +159,13 @@ def _computed_in(
   return dataclasses.replace(config, **changed)
 
 
-def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
+def _check_processes(
+  data_digest: Mapping[str, str], checkpoint: str | None
+) -> None:
   """Raises ValueError unless all processes have the same data and weights."""
   if jax.process_count() == 1:
     return
-  found = {'digest of the data': agreement.of_arrays(dataset.contents)}
+  found = dict(data_digest)
   if checkpoint is not None:
     parts = formats.parts(loading.locate(checkpoint))
     found['digest of the first weights'] = agreement.of_files(parts)
@@ -186,17 +205,24 @@ def _mesh(
   )
 
 
+class _Reporting(NamedTuple):
+  """What reports metrics, as means over steps; prints sentences; and writes the
+  mean of the steps so far, if any, of a run that is stopped."""
+
+  report: loop.Report
+  say: Callable[[str], None]
+  write_mean: Callable[[], None]
+
+
 @contextlib.contextmanager
-def _reporting(
-  folder: Path, schedule: loop.Schedule
-) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
-  """Yields what reports metrics, as means over steps, and prints sentences."""
+def _reporting(folder: Path, schedule: loop.Schedule) -> Iterator[_Reporting]:
   # A mean ends at a checkpoint too: a run that goes on from there writes the
   # lines of one that was not killed. Of several processes the first does all.
   with contextlib.ExitStack() as stack:
     bar: progress.Bar | None = None
     write: loop.Report | None = None
     since: list[Mapping[str, float]] = []
+    last_step = 0
     compiling = stack.enter_context(contextlib.ExitStack())
 
     def wait() -> None:
@@ -214,7 +240,8 @@ def _reporting(
       wait()
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
-      nonlocal bar, write
+      nonlocal bar, write, last_step
+      last_step = step
       if bar is None:
         compiling.close()
         begun = progress.bar(
@@ -228,21 +255,29 @@ def _reporting(
           # Every binding that the run uses, defaults included.
           text = gin_launch.operative_config()
           replacing.write_text(folder / 'config.gin', text)
-      if 'loss' in metrics:
-        bar.advance(1)
-        since.append(metrics)
-        periods = schedule.log_period, schedule.checkpoint_period
-        if not any(schedule.is_due(step, period) for period in periods):
-          return
+      if 'loss' not in metrics:
+        write_line(metrics)
+        return
+      bar.advance(1)
+      since.append(metrics)
+      periods = schedule.log_period, schedule.checkpoint_period
+      if any(schedule.is_due(step, period) for period in periods):
+        write_mean()
+
+    def write_mean() -> None:
+      if since:
         metrics = _mean(since)
         since.clear()
+        write_line(metrics)
+
+    def write_line(metrics: Mapping[str, float]) -> None:
       if write is not None:
-        write(step, metrics)
+        write(last_step, metrics)
         figures = (f'{name} {value:.4g}' for name, value in metrics.items())
-        say(f'step {step:,}  {"  ".join(figures)}')
+        say(f'step {last_step:,}  {"  ".join(figures)}')
 
     wait()
-    yield report, say
+    yield _Reporting(report, say, write_mean)
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -17,6 +17,7 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 from specdec_jax.launch import processes
+from specdec_jax.training import metrics_log
 from tests import children
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, predictions, result
@@ -157,6 +158,7 @@ IMPATIENT = """
 import sys
 from specdec_jax.cli import main
 from specdec_jax.launch import processes
+from specdec_jax.training import metrics_log
 processes._JOIN_SECONDS = int(sys.argv[1])
 processes._NOTICE_SECONDS = 0.2
 sys.exit(main.main(sys.argv[2:]))
@@ -236,12 +238,12 @@ def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
   assert not list(tmp_path.glob('*.lock'))
 
 
-def together(start, places, *command, **options) -> list[tuple[int, str]]:
-  """Exit status and standard error of a process in each of two folders."""
+def pair(start, places, *command, **options) -> list:
+  """A process in each of two folders, which meet."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]
-  processes = [
+  return [
     start(
       *(each[i] if isinstance(each, tuple) else each for each in command),
       f'--coordinator_address=localhost:{port}',
@@ -252,8 +254,82 @@ def together(start, places, *command, **options) -> list[tuple[int, str]]:
     )
     for i, place in enumerate(places)
   ]
+
+
+def outcomes(processes) -> list[tuple[int, str]]:
+  """Exit status and standard error of each, when all have ended."""
   said = [process.communicate(timeout=180)[1] for process in processes]
   return [(p.returncode, s) for p, s in zip(processes, said, strict=True)]
+
+
+def together(start, places, *command, **options) -> list[tuple[int, str]]:
+  return outcomes(pair(start, places, *command, **options))
+
+
+@pytest.mark.slow
+def test_processes_that_are_asked_to_end_do_after_a_chunk(
+  start, t5, task, tmp_path
+):
+  """The second one alone is, as when its machine is drained."""
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  mesh = {
+    'device_mesh__num_devices': 'None',
+    'device_mesh__num_partitions': 2,
+  }
+  command = argv(t5, task, two, **mesh)
+  hosts = pair(start, [tmp_path] * 2, *command)
+  chunks = two / 'tmp-task-predict-00000-of-00001'
+  wait_for(chunks, hosts[0])
+  hosts[1].send_signal(signal.SIGTERM)
+  found = outcomes(hosts)
+  assert [status for status, _ in found] == [75, 75], found
+  assert ['was asked to end (SIGTERM)' in text for _, text in found] == [
+    True,
+    False,
+  ]
+  assert not any('has failed' in text for _, text in found)
+  num_marks = len(list(chunks.glob('*-chunk*.COMPLETED')))
+  assert 0 < num_marks < NUM_EXAMPLES // infer_runs.BATCH_SIZE
+  assert f'ends after chunk {num_marks - 1}' in found[0][1]
+  found = together(start, [tmp_path] * 2, *command)
+  assert [status for status, _ in found] == [0, 0], found
+  finish(start(*argv(t5, task, one)))
+  assert predictions(result(two)) == predictions(result(one))
+
+
+@pytest.mark.slow
+def test_processes_that_are_asked_to_end_write_a_checkpoint(start, tmp_path):
+  """Between two that the schedule has; then they go on from it."""
+  tiny_runs.write_tokens(tmp_path / 'tokens', train=120)
+  (tmp_path / 'train.gin').write_text(GIN.format(base='train'))
+
+  def command(steps):
+    return [
+      *('train', '--gin_file=train.gin', '--gin.TOKENS="tokens"'),
+      *('--gin.MODEL_DIR="run"', f'--gin.TRAIN_STEPS={steps}'),
+      *('--gin.CHECKPOINT_PERIOD=100000', '--gin.EVAL_PERIOD=100000'),
+      '--gin.loop.Schedule.average_last=1',
+      '--gin.loop.Schedule.log_period=100000',
+    ]
+
+  run = tmp_path / 'run'
+  hosts = pair(start, [tmp_path] * 2, *command(10**6))
+  wait_for(run / 'config.gin', hosts[0])
+  hosts[0].send_signal(signal.SIGTERM)
+  found = outcomes(hosts)
+  assert [status for status, _ in found] == [75, 75], found
+  (checkpoint,) = (run / 'checkpoints').iterdir()
+  step = int(checkpoint.name)
+  assert step < 10**5
+  assert metrics_log.read_log(run / metrics_log.NAME)[-1]['step'] == step
+  found = together(start, [tmp_path] * 2, *command(step + 3))
+  assert [status for status, _ in found] == [0, 0], found
+  # The mean of the steps since goes on.
+  lines = metrics_log.read_log(run / metrics_log.NAME)
+  assert [line['step'] for line in lines[-2:]] == [step, step + 3]
+  assert [each.name for each in (run / 'checkpoints').iterdir()] == [
+    str(step + 3)
+  ]
 
 
 @pytest.mark.slow

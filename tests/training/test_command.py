@@ -113,6 +113,36 @@ def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
   assert said[1:] == [model]
 
 
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_other_settings_says_so(folder, capsys):
+  name, tokens = 'changed', folder / 'tokens' / 'train.npz'
+  assert train(folder, name, steps=4) == 0
+  changed = [
+    '--gin.LEARNING_RATE=0.5',
+    '--gin.BATCH_SIZE=4',
+  ]
+  capsys.readouterr()
+  assert train(folder, name, steps=4) == 0
+  assert 'other settings' not in capsys.readouterr().out
+  assert train(folder, name, steps=4, bindings=changed) == 0
+  said = capsys.readouterr().out
+  assert (
+    f'{folder / name}: the run goes on with other settings, and its next steps '
+    'are not those it would have taken: BATCH_SIZE was 8, now 4; '
+    'LEARNING_RATE was 0.02, now 0.5'
+  ) in said
+  changed.append('--gin.SEED=7')
+  assert train(folder, name, steps=4, bindings=changed) == 0
+  assert 'taken: SEED was 0, now 7' in capsys.readouterr().out
+  before = tokens.read_bytes()
+  try:
+    token_files.save(tokens, tiny_runs.examples(120, seed=1))
+    assert train(folder, name, steps=4, bindings=changed) == 0
+  finally:
+    tokens.write_bytes(before)
+  assert 'taken: digest of the data was ' in capsys.readouterr().out
+
+
 def test_the_help_lists_the_macros(capsys):
   assert cli.main(['train', '--help']) == 0
   shown = ' '.join(capsys.readouterr().out.split())

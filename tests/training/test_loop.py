@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import itertools
 import shutil
 
 import jax
@@ -11,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.checkpoints import orbax, stored_arrays
 from specdec_jax.data.datasets import Dataset
+from specdec_jax.launch import processes
 from specdec_jax.training import (
   loop,
   losses,
@@ -196,6 +199,87 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
     assert checkpoints.steps() == [6, 9, 10]
     run = checkpoints.restore(loop.new_run(CONFIG, OPTIMIZER, seed=0), 9)
   assert int(run.step) == 9
+
+
+def test_a_checkpoint_of_other_values_is_put_aside(tmp_path, unbroken):
+  """As a flipped bit can leave it: it can be read."""
+  tensorstore = stored_arrays.import_tensorstore()
+  train(tmp_path, steps=9)
+  arrays = orbax.open_tree(tmp_path / 'checkpoints/9/default')
+  spec = arrays['params/encoder/encoder_norm/scale'].spec()
+  array = tensorstore.open(spec, open=True, read=True, write=True).result()
+  array[3].write(-array[3].read().result()).result()
+  said = []
+  losses, params = train(tmp_path, steps=10, say=said.append)
+  assert 'of step 9 cannot be read and is now damaged_checkpoint_9' in said[0]
+  assert 'not those that were written' in said[0]
+  assert list(losses) == [7, 8, 9, 10]
+  jax.tree.map(np.testing.assert_array_equal, params, unbroken[1])
+
+
+def test_a_checkpoint_without_a_digest_is_read(tmp_path):
+  """As earlier versions wrote them."""
+  train(tmp_path, steps=3)
+  with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
+    run = checkpoints.restore(loop.new_run(CONFIG, OPTIMIZER, seed=0), 3)
+    tree = run_checkpoints._as_tree(run)
+    checkpoints.manager.delete(3)
+    args = orbax.import_orbax().args.StandardSave(tree)
+    checkpoints.manager.save(3, args=args)
+  arrays = orbax.open_tree(tmp_path / 'checkpoints/3/default')
+  assert 'step' in arrays
+  assert 'digest' not in arrays
+  assert list(train(tmp_path, steps=4)[0]) == [4]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'bool'])
+def test_every_element_counts_in_a_digest(dtype):
+  """In its place; only zeros have no sign."""
+  values = np.arange(24).reshape(2, 3, 4) % 2
+  tree = {'a': values, 'b': np.ones(5)}
+  changed = values.copy()
+  changed[1, 2, 3] = 0
+  others = (
+    tree | {'a': changed},
+    tree | {'a': values[..., ::-1]},
+    {'a': tree['b'], 'b': values},
+  )
+
+  def digest(tree):
+    arrays = jax.tree.map(lambda x: jnp.asarray(x.astype(dtype)), tree)
+    return tuple(np.asarray(run_checkpoints.digest(arrays)).tolist())
+
+  assert len({digest(each) for each in (tree, *others)}) == 4
+  zeros = {'a': np.zeros(3)}
+  assert digest(zeros) == digest({'a': np.negative(zeros['a'])})
+
+
+def test_a_stopped_run_goes_on_as_if_unbroken(tmp_path, unbroken, monkeypatch):
+  """Its checkpoint between two regular ones is no part of an average, and takes
+  the place of none."""
+  whole = tmp_path / 'whole', tmp_path / 'stopped'
+  expected = train(whole[0], steps=10, keep=2, average_last=2)
+  said, calls = [], itertools.count(1)
+  with monkeypatch.context() as patch:
+    patch.setattr(processes, 'is_ending', lambda: next(calls) == 8)
+    losses, params = train(
+      whole[1], steps=10, keep=2, average_last=2, say=said.append
+    )
+  assert params is None
+  assert list(losses) == list(range(1, 9))
+  assert said == [
+    'this job was asked to end (SIGTERM): the same command goes on after step '
+    '8, of which there is a checkpoint'
+  ]
+  with run_checkpoints.open_run(whole[1], CONFIG, keep=2) as checkpoints:
+    assert checkpoints.steps() == [3, 6, 8]
+    assert checkpoints.regular_steps() == [3, 6]
+  losses, params = train(whole[1], steps=10, keep=2, average_last=2)
+  assert list(losses) == [9, 10]
+  jax.tree.map(np.testing.assert_array_equal, params, expected[1])
+  for folder in whole:
+    with run_checkpoints.open_run(folder, CONFIG, keep=2) as checkpoints:
+      assert checkpoints.steps() == [9, 10]
 
 
 def test_a_run_with_no_sound_checkpoint_is_left_alone(tmp_path):

@@ -27,5 +27,16 @@ def run(args: argparse.Namespace) -> int:
   with processes.joined(meeting), contextlib.ExitStack() as reading:
     # gin reads the data while it makes the arguments.
     reading.enter_context(training.waiting('reading the training data'))
-    gin_launch.call(training.train, configuration, on_begin=reading.close)
-  return 0
+    return gin_launch.call(
+      training.train,
+      configuration,
+      settings=_settings,
+      on_begin=reading.close,
+    )
+
+
+def _settings() -> dict[str, str]:
+  """Returns the bindings, but for where the run's folder is."""
+  is_folder = lambda name: name.endswith(('MODEL_DIR', 'model_dir'))
+  bound = gin_launch.bindings().items()
+  return {name: value for name, value in bound if not is_folder(name)}
