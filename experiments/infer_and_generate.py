@@ -2,13 +2,13 @@
 
     python -m experiments.infer_and_generate --pairs 10
 
-Both commands decode the same sentences of the suite's prompts with `ende-mini`.
-They run in pairs; every other pair begins with `generate`. A first pair, which
-fills the cache of compiled programs, is not counted. Speeds are without
-start-up: `infer` prints its own, without loading and compiling, and `generate`
-writes a line for each sentence, of which those after the first batch count.
-The last columns are the medians of the pairs' ratios, `infer` over `generate`,
-with the least and the greatest, and how many texts are the same.
+Both commands decode the same sentences of the suite's prompts with `ende-mini`,
+on one device. They run in pairs; every other pair begins with `generate`. A
+first pair, which fills the cache of compiled programs, is not counted. Speeds
+are without start-up: `infer` prints its own, without loading and compiling, and
+`generate` writes a line for each sentence, of which those after the first batch
+count. The last columns are the medians of the pairs' ratios, `infer` over
+`generate`, with the least and the greatest, and how many texts are the same.
 """
 
 import argparse
@@ -58,8 +58,8 @@ class Decoded(NamedTuple):
 def read_sentences(count: int) -> list[str]:
   """Returns sentences of the suite's prompts, repeated if they are too few."""
   files = sorted(PROMPTS.glob('*.jsonl'))
-  lines = [line for file in files for line in file.open(encoding='utf-8')]
-  text = ' '.join(json.loads(line)['prompt'] for line in lines)
+  records = [record for file in files for record in read_jsonl(file)]
+  text = ' '.join(record['prompt'] for record in records)
   sentences = [
     sentence
     for sentence in dict.fromkeys(re.split(r'(?<=[.?!])\s+', text))
@@ -68,10 +68,22 @@ def read_sentences(count: int) -> list[str]:
   return [sentences[i % len(sentences)] for i in range(count)]
 
 
+def read_jsonl(path: Path) -> list[dict]:
+  """Reads one object per line."""
+  with path.open(encoding='utf-8') as file:
+    return [json.loads(line) for line in file]
+
+
 def write_jsonl(path: Path, key: str, texts: Sequence[str]) -> None:
   """Writes one object per line, with one key."""
   lines = [json.dumps({key: text}) for text in texts]
   path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+def environment(job: Job) -> dict[str, str]:
+  """Returns the environment of a command: compiled programs are kept from pair
+  to pair, and no gammas that users measured are read."""
+  return os.environ | {'XDG_CACHE_HOME': str(job.folder)}
 
 
 def run_infer(job: Job) -> Decoded:
@@ -87,6 +99,7 @@ def run_infer(job: Job) -> Decoded:
     'TASK_FEATURE_LENGTHS': lengths,
     'DTYPE': repr(job.dtype),
     'Decoding.batch_size': job.batch_size,
+    'device_mesh.num_devices': 1,
   }
   argv = [
     *COMMAND,
@@ -96,13 +109,15 @@ def run_infer(job: Job) -> Decoded:
     '--gin_file=drafters/none.gin',
     *(f'--gin.{name}={value}' for name, value in bindings.items()),
   ]
-  process = subprocess.run(argv, capture_output=True, text=True, check=False)
+  process = subprocess.run(
+    argv, env=environment(job), capture_output=True, text=True, check=False
+  )
   match = re.search(r': ([\d.]+) tokens/s', process.stderr)
   if process.returncode or match is None:
     raise ValueError(process.stderr)
   (path,) = out.glob('task-predict.jsonl-*-of-*1')
-  records = map(json.loads, path.open(encoding='utf-8'))
-  return Decoded([record['prediction'] for record in records], float(match[1]))
+  texts = [record['prediction'] for record in read_jsonl(path)]
+  return Decoded(texts, float(match[1]))
 
 
 def run_generate(job: Job) -> Decoded:
@@ -121,7 +136,9 @@ def run_generate(job: Job) -> Decoded:
     '--json=-',
   ]
   records, times = [], []
-  process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+  process = subprocess.Popen(
+    argv, env=environment(job), stdout=subprocess.PIPE, text=True
+  )
   with process:
     for line in process.stdout or ():
       times.append(time.perf_counter())
@@ -187,8 +204,6 @@ def run(args: argparse.Namespace) -> None:
   print('| dtype | batch | infer, tokens/s | generate | ratio | same texts |')
   print('|---|---|---|---|---|---|', flush=True)
   with tempfile.TemporaryDirectory() as folder:
-    # No gammas that users measured are read, and compiled programs are kept.
-    os.environ['XDG_CACHE_HOME'] = folder
     for dtype in args.dtypes:
       for batch_size in args.batch_sizes:
         job = Job(
