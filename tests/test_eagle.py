@@ -93,9 +93,9 @@ def test_a_row_copies_or_drafts():
   target, chain = counting()
   calls = []
 
-  def extend(params, tokens, left, state):
+  def extend(params, tokens, left, state, target_cache):
     jax.debug.callback(lambda: calls.append(tokens.shape))
-    return chain.extend(params, tokens, left, state)
+    return chain.extend(params, tokens, left, state, target_cache)
 
   def drafts_of(rows, **options):
     drafter = toy_eagle.looped(

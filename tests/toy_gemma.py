@@ -102,9 +102,11 @@ def params(config, *, seed: int, scale: float = 1.5):
   """Random weights; logits are of the scale."""
   rng = np.random.default_rng(seed)
   # What a norm of Gemma 4 stores is the whole factor.
-  offset = 1.0 if isinstance(config, Gemma4Config) else 0.0
+  offset = 1.0 if hasattr(config, 'full_head_dim') else 0.0
 
   def draw(path, leaf):
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+      return jnp.asarray(rng.permutation(leaf.size), leaf.dtype)
     name = jax.tree_util.keystr(path)
     values = rng.normal(size=leaf.shape)
     if 'scale' in name:

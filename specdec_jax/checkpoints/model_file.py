@@ -19,7 +19,8 @@ _DTYPES = ('float32', 'bfloat16', 'float16')
 # Counts of what a network may lack: a T5 its encoder, a Gemma 4 much.
 _MAY_BE_0 = frozenset((
   'num_encoder_layers', 'num_shared_layers', 'per_layer_dim',
-  'per_layer_vocab_size', 'num_experts', 'num_chosen_experts', 'expert_dim',
+  'per_layer_vocab_size', 'num_clusters', 'num_chosen_clusters',
+  'num_experts', 'num_chosen_experts', 'expert_dim',
 ))  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
+from specdec_jax.drafters.assistant import AssistantModel, assistant
 from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
@@ -14,11 +15,13 @@ from specdec_jax.drafters.suffix import Pool, suffix
 from specdec_jax.drafters.uniform import uniform
 
 __all__ = [
+  'AssistantModel',
   'BlockModel',
   'EagleModel',
   'NGramTable',
   'Pool',
   'adaptive',
+  'assistant',
   'autoregressive',
   'branching',
   'continuations',

@@ -105,7 +105,7 @@ def adaptive(
     step_keys = keys.split(row_keys, gamma)
     draw_fn = functools.partial(_draw, to_probs, min_prob, step_keys)
     empty = _empty(fed[0], limits, gamma, is_argmax)
-    extend_fn = functools.partial(chain.extend, params)
+    extend_fn = lambda *fed: chain.extend(params, *fed, *target)
     draft, cache = _draft(draw_fn, extend_fn, *fed, context, empty)
     state = AdaptiveState(
       cache=cache,

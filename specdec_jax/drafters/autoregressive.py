@@ -28,8 +28,11 @@ class Chain(NamedTuple):
       `left` is of the last token alone.
     extend: `(params, tokens[B, T], left, cache, placement=None) -> (logits[B,
       T, V], left, cache)`: appends tokens, given the `left` of the token before
-      each, or with a `Placement` of its parent; the cache then has `capacity`.
-    reads_target_cache: as in `Drafter`, for `init` and `catch_up`.
+      each, or with a `Placement`, by keyword, of its parent; the cache then has
+      `capacity`.
+    reads_target_cache: as in `Drafter`, for all three.
+    has_entries: whether the cache has an entry for each token; otherwise a tree
+      needs no `Placement`.
     lag: a token's position in the text less its entry in the cache.
   """
 
@@ -37,6 +40,7 @@ class Chain(NamedTuple):
   catch_up: Callable[..., tuple[Array, Arrays, Arrays]]
   extend: Callable[..., tuple[Array, Arrays, Arrays]]
   reads_target_cache: bool = False
+  has_entries: bool = True
   lag: int = 0
 
 
@@ -97,7 +101,9 @@ def autoregressive(
       logits, left, cache, text = carry
       drawn = draw(logits, text, row_keys)
       text = processors.followed_by(text, drawn[0])
-      logits, left, cache = chain.extend(params, drawn[0][:, None], left, cache)
+      logits, left, cache = chain.extend(
+        params, drawn[0][:, None], left, cache, *target
+      )
       return (logits[:, 0], left, cache, text), drawn
 
     (logits, _, cache, text), most = jax.lax.scan(

@@ -71,9 +71,11 @@ def branching(
       if nodes is not levels[-1]:
         take = functools.partial(jnp.take, indices=parents, axis=1)
         left = jax.tree.map(take, left)
-        placement = trees.placement(tree, nodes, starts, cache.capacity)
+        placement = None
+        if chain.has_entries:
+          placement = trees.placement(tree, nodes, starts, cache.capacity)
         logits, left, cache = chain.extend(
-          params, drawn[-1][0], left, cache, placement
+          params, drawn[-1][0], left, cache, *target, placement=placement
         )
     tokens, probs = jax.tree.map(
       lambda *of_levels: jnp.concatenate(of_levels, axis=1), *drawn

@@ -91,8 +91,11 @@ def eagle(model: EagleModel) -> Chain:
     tokens: Array,
     hidden: Array,
     cache: Arrays,
+    target_cache: FeatureCache,
     placement: Placement | None = None,
   ) -> tuple[Array, Array, Arrays]:
+    # The target has not read drafted tokens yet.
+    del target_cache
     return model.extend(params, tokens, hidden, cache, placement=placement)
 
   return Chain(init, catch_up, extend, reads_target_cache=True, lag=1)

@@ -16,7 +16,13 @@ import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.models import llama, networks, t5
-from specdec_jax.models.drafting import block_decoder, block_heads, eagle
+from specdec_jax.models.drafting import (
+  assistant,
+  block_decoder,
+  block_heads,
+  eagle,
+)
+from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.models.drafting.draft_vocabulary import spread
@@ -33,7 +39,9 @@ from specdec_jax.models.t5 import T5Config
 
 # Sizes of a whole model, and of a network that only drafts.
 Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig | Gemma4Config
-DrafterConfig = BlockDecoderConfig | BlockHeadsConfig | EagleConfig
+DrafterConfig = (
+  BlockDecoderConfig | BlockHeadsConfig | EagleConfig | AssistantConfig
+)
 AnyConfig = Config | DrafterConfig
 
 
@@ -168,6 +176,14 @@ FAMILIES = (
     drafts=Drafts('eagle', eagle.bind),
     has_vocabulary=False,
     check_params=eagle.check_params,
+  ),
+  Family(
+    name='assistant',
+    config=AssistantConfig,
+    init_params=assistant.init_params,
+    drafts=Drafts('assistant', assistant.bind),
+    has_vocabulary=False,
+    check_params=assistant.check_params,
   ),
 )
 

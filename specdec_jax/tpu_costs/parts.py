@@ -301,8 +301,9 @@ def _further_draft(shapes: Shapes, chain: Chain) -> Job:
   params, state = shapes.program.params.drafter, shapes.program.state
   to_probs = shapes.program.method.logits_to_probs
 
-  def step(params, cache, keys, tokens, left):
-    raw, left, cache = chain.extend(params, tokens[:, None], left, cache)
+  def step(params, cache, keys, tokens, left, *seen):
+    fed = tokens[:, None], left, cache
+    raw, left, cache = chain.extend(params, *fed, *seen)
     probs = to_probs(raw[:, 0])
     return (distributions.sample(keys, probs), probs, left), cache
 
@@ -313,7 +314,7 @@ def _further_draft(shapes: Shapes, chain: Chain) -> Job:
   seen = (state.target_cache,) if chain.reads_target_cache else ()
   caught_up = params, state.context, state.drafter_state, *seen
   _, left, _ = jax.eval_shape(chain.catch_up, *caught_up)
-  beside = state.row_keys, *_as_state(workload, (tokens, left))
+  beside = state.row_keys, *_as_state(workload, (tokens, left)), *seen
   part = _in_place(step, params, state.drafter_state, *beside)
   return Job(part, shapes.draft_mesh)
 

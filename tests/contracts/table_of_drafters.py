@@ -20,7 +20,14 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.data import ngram_counts, text_pool
 from specdec_jax.models.drafting import block_decoder
-from tests import slow, toy, toy_block, toy_eagle
+from tests import (
+  slow,
+  toy,
+  toy_assistant,
+  toy_block,
+  toy_eagle,
+  toy_gemma,
+)
 
 VOCAB_SIZE = 5
 MODEL = toy.toy(VOCAB_SIZE)
@@ -130,6 +137,33 @@ def _eagle_params() -> Params:
   return Params(target, toy_eagle.joined(target, own))
 
 
+GEMMA = toy_gemma.gemma_4_e2b(VOCAB_SIZE)
+ASSISTANT = toy_assistant.config(GEMMA)
+
+
+def _assistant(make=drafters.autoregressive, **options):
+  """With a target that scores what the contract's contexts have."""
+  to_probs = logits.standardize(top_k=3)
+
+  def made(gamma: int) -> Drafter:
+    target, model = toy_assistant.networks(GEMMA, ASSISTANT, gamma=gamma)
+    drafter = make(
+      drafters.assistant(model),
+      gamma=gamma,
+      logits_to_probs=to_probs,
+      **options,
+    )
+    return toy_eagle.looped(drafter, target)
+
+  return made
+
+
+def _assistant_params() -> Params:
+  target = toy_gemma.params(GEMMA, seed=4)
+  own = toy_assistant.params(ASSISTANT, seed=5)
+  return Params(target, toy_assistant.joined(target, own))
+
+
 _quantized = functools.partial(Quantized, bits=4, layers=1)
 TARGET = Target(
   name='toy',
@@ -237,6 +271,18 @@ ROWS = {
     _eagle_params,
     has_constant_length=False,
   ),
+  'assistant': Row(_assistant(), _assistant_params),
+  'assistant, branching': Row(
+    _assistant(_branching, is_ranked=True),
+    _assistant_params,
+    is_one_hot=True,
+    is_tree=True,
+  ),
+  'assistant, adaptive': Row(
+    _assistant(drafters.adaptive, min_prob=0.4),
+    _assistant_params,
+    has_constant_length=False,
+  ),
   'adaptive, threshold': Row(
     _adaptive(min_prob=0.4), _toy_params, has_constant_length=False
   ),
@@ -284,5 +330,6 @@ every_drafter = slow.parametrize(
     'quantized',
     'branching',
     'eagle',
+    'assistant',
   ],
 )

@@ -23,7 +23,7 @@ from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
-from tests import toy, toy_gemma, toy_t5
+from tests import toy, toy_assistant, toy_gemma, toy_t5
 from tests.cli import infer_runs, tiny
 
 PACKAGE = pathlib.Path(families.__file__).parent.parent
@@ -54,6 +54,7 @@ CONFIGS = {
     fc_norm=True,
     has_embedding=True,
   ),
+  'assistant': toy_assistant.clustered(toy_gemma.gemma_4(6)),
 }
 
 
@@ -224,6 +225,7 @@ def test_layers_are_told_stack_by_stack():
     'block_decoder': (3, 2),
     'block_heads': (),
     'eagle': (),
+    'assistant': (),
   }
 
 

@@ -14,7 +14,11 @@ windows.
   and whose heads have another number and size;
 - `tiny_gemma4_e2b`: per-layer embeddings, layers that share keys and values and
   have a feed-forward twice as wide;
-- `tiny_gemma4_moe`: shaped like the 26B-A4B, with experts.
+- `tiny_gemma4_moe`: shaped like the 26B-A4B, with experts;
+- `tiny_gemma4_assistant` and `tiny_gemma4_e2b_assistant`: assistants for the
+  first two, with logits of all tokens and of clusters. Their golden.npz has,
+  for `lengths` of the rows of the target's `ids`, the `logits` of the drafts
+  that follow, `[B, G, V]`, and these `drafts`.
 """
 
 import argparse
@@ -70,6 +74,15 @@ EXPERTS = {
 }
 
 
+ASSISTANT = {
+  'hidden_size': 16,
+  'intermediate_size': 24,
+  'num_hidden_layers': 3,
+  'layer_types': [SLIDING, SLIDING, FULL],
+}
+NUM_DRAFTS = 3
+
+
 def randomise(model, seed: int) -> None:
   """Weights under which texts vary, and every part of a layer is felt."""
   torch.manual_seed(seed)
@@ -107,6 +120,77 @@ def make_decoder(folder: pathlib.Path, sizes: dict, seed: int) -> None:
   print(folder.name, f'{logits.abs().max():.2f}')
 
 
+def make_assistant(
+  folder: pathlib.Path,
+  target_folder: pathlib.Path,
+  target_sizes: dict,
+  seed: int,
+  **head,
+) -> None:
+  """Saves a random assistant for a saved target, and what it drafts."""
+  target = transformers.Gemma4ForCausalLM.from_pretrained(
+    target_folder, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  keys = (
+    'num_key_value_heads',
+    'num_global_key_value_heads',
+    'attention_k_eq_v',
+  )
+  of_target = {key: x for key, x in target_sizes.items() if key in keys}
+  model = transformers.Gemma4AssistantForCausalLM(
+    transformers.Gemma4AssistantConfig(
+      text_config={**SIZES, **of_target, **ASSISTANT},
+      backbone_hidden_size=target.config.hidden_size,
+      attn_implementation='eager',
+      **head,
+    )
+  ).eval()
+  randomise(model, seed)
+  if model.masked_embedding is not None:
+    model.masked_embedding.token_ordering.copy_(torch.randperm(VOCAB_SIZE))
+  model.save_pretrained(folder)
+  (folder / 'generation_config.json').unlink()
+  all_ids = torch.tensor(np.load(target_folder / 'golden.npz')['ids']).long()
+  lengths = [3, 13, 20]
+  logits, drafts = zip(
+    *[
+      draft(target, model, ids[None, :length])
+      for ids, length in zip(all_ids, lengths, strict=True)
+    ],
+    strict=True,
+  )
+  np.savez_compressed(
+    folder / 'golden.npz',
+    ids=all_ids.numpy().astype(np.int32),
+    lengths=np.array(lengths, np.int32),
+    logits=np.concatenate(logits),
+    drafts=np.concatenate(drafts).astype(np.int32),
+  )
+  print(folder.name, np.concatenate(drafts).tolist())
+
+
+def draft(target, model, ids) -> tuple[np.ndarray, np.ndarray]:
+  """Drafts after a text of one row, as transformers' generator does once the
+  target has read all of it but the last token."""
+  embedding = target.get_input_embeddings()
+  with torch.no_grad():
+    seen = target(
+      ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True
+    )
+    token, hidden = ids[:, -1:], seen.hidden_states[-1][:, -1:]
+    logits, drafts = [], []
+    for _ in range(NUM_DRAFTS):
+      outputs = model(
+        inputs_embeds=torch.cat([embedding(token), hidden], dim=-1),
+        position_ids=torch.tensor([[ids.shape[1] - 1]]),
+        shared_kv_states=seen.shared_kv_states,
+      )
+      token, hidden = outputs.logits.argmax(-1), outputs.last_hidden_state
+      logits.append(outputs.logits)
+      drafts.append(token)
+  return torch.cat(logits, 1).numpy(), torch.cat(drafts, 1).numpy()
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument(
@@ -117,6 +201,18 @@ def main() -> None:
   make_decoder(output / 'tiny_gemma4', DENSE, 1)
   make_decoder(output / 'tiny_gemma4_e2b', PER_LAYER, 2)
   make_decoder(output / 'tiny_gemma4_moe', EXPERTS, 3)
+  make_assistant(
+    output / 'tiny_gemma4_assistant', output / 'tiny_gemma4', DENSE, 4
+  )
+  make_assistant(
+    output / 'tiny_gemma4_e2b_assistant',
+    output / 'tiny_gemma4_e2b',
+    PER_LAYER,
+    5,
+    use_ordered_embeddings=True,
+    num_centroids=12,
+    centroid_intermediate_top_k=3,
+  )
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """Drafters as choices, for flags, gin files, T5X and Python alike: one file per
 choice, and the table of their names."""
 
+from specdec_jax.assembly.drafters.assistant import Assistant
 from specdec_jax.assembly.drafters.block_heads import BlockHeads
 from specdec_jax.assembly.drafters.choice import DrafterChoice
 from specdec_jax.assembly.drafters.draft_model import DraftModel
@@ -23,6 +24,7 @@ DRAFTERS: dict[str, type[DrafterChoice]] = {
   'model': DraftModel,
   'quantized': Quantized,
   'eagle': Eagle,
+  'assistant': Assistant,
   'spec_drafter': SpecDrafter,
   'block_heads': BlockHeads,
   'grammar': GrammarDrafter,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import (
+  assistant,
   eagle,
   gemma,
   gemma4,
@@ -59,6 +60,7 @@ _NETWORKS = {
   'gemma': _Network(gemma),
   'gemma4': _Network(gemma4),
   't5gemma': _Network(t5gemma),
+  'assistant': _Network(assistant),
   'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
 }
 # Settings of generation_config.json, or without one of config.json, that change

@@ -16,11 +16,14 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
+from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 
-_Gemma = TypeVar('_Gemma', GemmaConfig, T5GemmaConfig, Gemma4Config)
+_Gemma = TypeVar(
+  '_Gemma', GemmaConfig, T5GemmaConfig, Gemma4Config, AssistantConfig
+)
 _TEXT = 'gemma3_text'
 MODEL_TYPES: tuple[str, ...] = ('gemma2', _TEXT, 'gemma3')
 # By the names of our branches; those of layer N are below `model.layers.N`.

@@ -4,12 +4,14 @@ Keys and defaults are those of transformers 5.24.
 """
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import gemma, llama
+from specdec_jax.checkpoints.huggingface.gemma import check_written
 from specdec_jax.checkpoints.huggingface.llama import FULL, SLIDING
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
@@ -39,7 +41,7 @@ _OTHER_SENSES = (
   'embed_vision.',
   'embed_audio.',
 )
-# Of layers without keys, files may have them all the same.
+# What makes keys and values of a layer.
 _KEYS = ('k_proj', 'v_proj', 'k_norm', 'v_norm')
 # Keys about images and sound, and about how a file was made.
 WITHOUT_EFFECT = gemma.WITHOUT_EFFECT | frozenset((
@@ -199,17 +201,21 @@ def needed(folder: Path, config: Gemma4Config, tensors: Tensors) -> Needed:
   kept = safetensors_folder.without_copy(
     folder, tensors, 'lm_head.weight', of=embeddings
   )
-  first_shared = config.num_layers - config.num_shared_layers
-  without_keys = tuple(
-    in_branch(f'{_LAYER.format(i)}.self_attn.{name}.')
-    for i in range(first_shared, config.num_layers)
-    for name in _KEYS
-  )
+  shared_layers = range(config.num_cached_layers, config.num_layers)
+  keys = tuple(map(in_branch, tensors_of_keys(shared_layers)))
   is_unread = lambda name: (
-    name.startswith(without_keys)
+    name.startswith(keys)
     or name.removeprefix('model.').startswith(_OTHER_SENSES)
   )
   return {k: v for k, v in kept.items() if not is_unread(k)}, wanted
+
+
+def tensors_of_keys(numbers: Iterable[int]) -> tuple[str, ...]:
+  """Lists how the names of the tensors begin that make keys and values of the
+  layers of these numbers; files may have them though no layer reads them."""
+  return tuple(
+    f'{_LAYER.format(i)}.self_attn.{name}.' for i in numbers for name in _KEYS
+  )
 
 
 def parameters_of(config: Gemma4Config) -> tuple[Parameter, ...]:
@@ -217,13 +223,14 @@ def parameters_of(config: Gemma4Config) -> tuple[Parameter, ...]:
   return parameters.of(config, name_of)
 
 
-def name_of(path: str) -> str:
-  """Returns what a file calls the parameter at a path of ours."""
+def name_of(path: str, names: Mapping[str, str] = NAMES) -> str:
+  """Returns what a file calls the parameter at a path of ours; `names` are
+  those of branches."""
   if path.startswith('layers_'):
     layer, name = path.removeprefix('layers_').split('/', 1)
     if name in _BARE_NAMES:
       return f'{_LAYER.format(layer)}.{_BARE_NAMES[name]}'
-  return parameters.renamed(path, NAMES, _LAYER)
+  return parameters.renamed(path, names, _LAYER)
 
 
 def config_json(config: Gemma4Config, dtype: str) -> Json:
@@ -239,7 +246,7 @@ def config_json(config: Gemma4Config, dtype: str) -> Json:
     'bos_token_id': 2,
   }
   values = Settings(path=_TEXT, values=stated)
-  gemma.check_written(config, read_config(values, config.dtype))
+  check_written(config, read_config(values, config.dtype))
   return stated
 
 
