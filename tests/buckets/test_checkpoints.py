@@ -30,6 +30,15 @@ def gguf(folder):
   return 'tiny.gguf'
 
 
+def gguf_in_parts(folder):
+  folder.mkdir()
+  config = tiny_models.make_config()
+  params = tiny_models.make_params(config)
+  path = folder / 'tiny.gguf'
+  tiny_models.write_gguf(path, config, params, split_max_tensors=8)
+  return 'tiny-00001-of-00003.gguf'
+
+
 def converted(to):
   return lambda folder: main(['convert', 'ende-nano', str(folder), '--to', to])
 
@@ -44,6 +53,7 @@ MODELS = {
     GOLDEN / 'tiny_flan_t5', folder
   ),
   'gguf': gguf,
+  'gguf, in parts': gguf_in_parts,
 }
 
 
@@ -106,7 +116,8 @@ def test_convert(server, bucket, tmp_path, to, capsys):
   assert objects == files
   again = ['convert', 'ende-nano', there, '--to', to]
   assert main(again) == 2
-  assert f'{there} already exists' in capsys.readouterr().err
+  replaced = f'{there}/checkpoint_0' if to.startswith('t5x') else there
+  assert f'{replaced} already exists' in capsys.readouterr().err
   assert main([*again, '--overwrite']) == 0
 
 
