@@ -1,6 +1,8 @@
 """What was decoded for each text of a batch: whole, or piece by piece."""
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,8 @@ from specdec_jax.measure import metrics
 from specdec_jax.text import stop_strings, vocabularies
 from specdec_jax.text.prompts import Batch
 from specdec_jax.trace import recording
+
+_log = logging.getLogger('specdec_jax')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,11 @@ def of_row(
   row: int,
   scored: tuple[Scored, Scored] | None = None,
 ) -> Completion:
-  """Reads a row of an output that is on the host, `scored` by `log_probs`."""
+  """Reads a row of an output that is on the host, `scored` by `log_probs`.
+
+  If a model that answers messages ended a text that is none at once, that is
+  told to the logger `specdec_jax`, once for each model.
+  """
   # The prompt is in the buffer, too: [prompt | continuation | padding].
   span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()
@@ -73,6 +81,11 @@ def of_row(
   text, found = stop_strings.text_of(decoder.vocabulary, stops, tokens)
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
   reason = 'stop' if has_eos or found is not None else 'length'
+  # Most models that follow instructions end a text that is no message so.
+  has_ended = has_eos and found is None and not text.strip()
+  is_plain_text = any(batch.is_plain[row : row + 1])
+  if has_ended and is_plain_text and decoder.vocabulary.chat_template:
+    _tell_of_chat(decoder.model.checkpoint)
   # With `exact_bits` it has the depth of what drafts beside it.
   is_plain = decoder.is_plain or isinstance(decoder.choice, NoDrafter)
   more: dict[str, Any] = {}
@@ -91,6 +104,16 @@ def of_row(
     gamma=0 if is_plain else decoder.method.depth,
     statistics=metrics.row_summary(output.statistics, row),
     **more,
+  )
+
+
+@functools.lru_cache(maxsize=64)
+def _tell_of_chat(model: str) -> None:
+  """Says once of a model why its texts may be empty."""
+  _log.warning(
+    '%s ended a text at once: it has a chat template, and prompts are given as '
+    'they are; --chat, in Python chat=True, makes messages of them',
+    model,
   )
 
 

@@ -93,6 +93,9 @@ def pack(
   stops = repeat(
     [tuple(decoder.stop if each.stop is None else each.stop) for each in own]
   )
+  is_plain = repeat(
+    [isinstance(text, str) and not settings.chat for text in texts]
+  )
   is_greedy = all(each.is_greedy for each in (*samplings, decoder.sampling))
   # Of 2 samples, those of text 3 are streams 4 and 5 of the seed of all texts,
   # or 0 and 1 of its own.
@@ -121,9 +124,14 @@ def pack(
     columns = np.resize(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)
     )
-    keys, ends = row_keys(*columns.T), tuple(stops[part])
     made.append(
-      dataclasses.replace(batch, prompt=prompt, stops=ends, keys=keys)
+      dataclasses.replace(
+        batch,
+        prompt=prompt,
+        stops=tuple(stops[part]),
+        is_plain=tuple(is_plain[part]),
+        keys=row_keys(*columns.T),
+      )
     )
   return made
 

@@ -29,12 +29,14 @@ Text = Union[str, 'Dialogue']
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
   """Prompts, packed and as given, and the strings that end each text. Rows
-  beyond `texts` only fill the batch, and are finished before they begin; `keys`
-  are random keys `[B]`, where prompts have their own settings."""
+  beyond `texts` only fill the batch, and are finished before they begin;
+  `is_plain` tells which are continued without a chat template; `keys` are
+  random keys `[B]`, where prompts have their own settings."""
 
   prompt: Prompt
   texts: tuple[str, ...]
   stops: tuple[Sequence[str], ...] = ()
+  is_plain: tuple[bool, ...] = ()
   keys: Any = None
 
 

@@ -306,7 +306,7 @@ def test_eos_ends_a_row_and_is_no_text(generate, make_model):
   by_id = dict(enumerate(tiny.make_tokens()))
   *start, eos = expected[3]['tokens'][:4]
   assert eos not in start
-  model = make_model('ended', eos_token=by_id[eos])
+  model = make_model('ended', eos_token=by_id[eos], chat_template=None)
   found = generate('--json', '-', **{'--model': model}).records()
   assert found[3]['tokens'] == [*start, eos]
   assert found[3]['finish_reason'] == 'stop'

@@ -1,4 +1,5 @@
-"""Variables of a chat template, such as `enable_thinking`, at every door."""
+"""Chat templates at every door: their variables, such as `enable_thinking`, and
+texts that lack one."""
 
 import io
 import json
@@ -150,3 +151,26 @@ def test_in_infer(run, model, expected, prompts_file, tmp_path):
   }
   refused = run(*argv(model, texts, tmp_path / 'c', **of_texts))
   assert_refused(refused, 'chat_template_kwargs is for chat')
+
+
+def test_an_empty_text_without_chat_is_explained(run, make_model, caplog):
+  model = make_model('ending_at_once')
+  command = ('generate', '--model', model, '--drafter=none', '--prompt=ab')
+  limit, ending = '--max_new_tokens=8', '--logit_bias={"2": 1000}'
+  assert run(*command, limit).err == ''
+  assert run(*command, limit, '--chat', ending).err == ''
+  told = run(*command, limit, ending)
+  assert (told.status, told.out) == (0, '\n')
+  line = f'{model} ended a text at once: it has a chat template'
+  assert told.err.startswith(f'specdec: {line}')
+  assert '--chat' in told.err
+  # Once for each model; here another one, in Python.
+  decoder = specdec_jax.load(make_model('ending_too'), drafter='none')
+  caplog.clear()
+  how = {'max_new_tokens': 8, 'logit_bias': {2: 1000}}
+  assert ''.join(specdec_jax.stream(decoder, 'ab', **how)) == ''
+  for is_chat in (True, False):
+    list(specdec_jax.generate(decoder, ['ab'], chat=is_chat, **how))
+  assert [message.split(':')[0] for message in caplog.messages] == [
+    f'{decoder.model.checkpoint} ended a text at once'
+  ]
