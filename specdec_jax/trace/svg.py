@@ -2,9 +2,10 @@
 (https://arxiv.org/abs/2211.17192): a line per iteration.
 
 Accepted tokens are green, the rejected one red and struck, the target's own
-blue. What was drafted beyond the rejected token is left out. Colours follow the
-reader's light or dark theme. Needs jinja2, which fills in `svg.html`, and rich,
-which knows how wide characters are.
+blue: corrections bold, bonus tokens underlined. What was drafted beyond the
+rejected token is left out. Colours follow the reader's light or dark theme.
+Needs jinja2, which fills in `svg.html`, and rich, which knows how wide
+characters are.
 """
 
 import functools

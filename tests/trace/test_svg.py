@@ -38,6 +38,16 @@ def _tokens(root):
   return [line[1:] for line in lines]
 
 
+def _words(root, verdict):
+  """The words of a verdict that are decorated."""
+  return [
+    _text(span)
+    for group in root.iter(f'{_SVG}g')
+    if group.get('class') == verdict
+    for span in group.iter(f'{_SVG}tspan')
+  ]
+
+
 def _colors(picture, verdict):
   """Red, green and blue of a verdict's text, in the light and the dark."""
   found = re.findall(rf'\.{verdict} text{{fill:#(\w{{6}})', picture)
@@ -65,18 +75,21 @@ def test_accepted_is_green_rejected_red_and_the_targets_own_blue():
   for verdict in _VERDICTS:
     for color in _colors(picture, verdict):
       assert color.index(max(color)) == strongest.get(verdict, 2), verdict
-  assert '.struck{text-decoration:line-through}' in picture
+  assert '.rejected tspan{text-decoration:line-through}' in picture
   assert picture.count('@media(prefers-color-scheme:dark)') == 1
 
 
 def test_what_is_struck_is_the_rejected_word_without_its_space():
   root = _drawn(written_trace())
-  struck = [
-    _text(span)
-    for span in root.iter(f'{_SVG}tspan')
-    if span.get('class') == 'struck'
-  ]
-  assert struck == ['dog', 'rejected']  # The latter is the legend.
+  assert _words(root, 'rejected') == ['dog', 'rejected']  # And the legend.
+
+
+def test_bonus_tokens_are_underlined_as_on_a_terminal():
+  root = _drawn(written_trace())
+  assert _words(root, 'bonus') == ['It', 'bonus']
+  assert _words(root, 'plain') == []
+  picture = svg.render(written_trace())
+  assert '.bonus tspan{text-decoration:underline}' in picture
 
 
 def test_spaces_keep_their_width():
@@ -114,9 +127,8 @@ def test_text_is_escaped_and_nothing_is_fetched_or_run():
   ]
   picture = svg.render(written_trace(records, text=''.join(texts)))
   root = ElementTree.fromstring(picture.encode())
-  assert {element.tag for element in root.iter()} == {
-    _SVG + tag for tag in ('svg', 'title', 'desc', 'style', 'rect', 'g', 'text')
-  }
+  tags = 'svg', 'title', 'desc', 'style', 'rect', 'g', 'text', 'tspan'
+  assert {element.tag for element in root.iter()} == {_SVG + x for x in tags}
   for element in root.iter():
     assert not any(re.search('href|src|^on', name) for name in element.attrib)
   assert not re.search(r'url\(|@import', picture)
