@@ -96,7 +96,6 @@ def _run(argv: Sequence[str] | None) -> int:
       not stream.encoding.lower().startswith('utf')
     ):
       stream.reconfigure(errors='replace')
-  platforms.hush_libtpu()
   if not _log.handlers:
     _log.addHandler(_Complaints(logging.WARNING))
   # argparse knows no flag such as --gin.NAME=VALUE.
@@ -105,6 +104,7 @@ def _run(argv: Sequence[str] | None) -> int:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
+  platforms.prepare_libtpu()
   # Reserved for the whole run: another with this --json would be overwritten.
   with outputs.reserved(getattr(args, 'json', None)):
     return args.run_command(args)

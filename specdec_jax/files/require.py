@@ -10,6 +10,9 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
   try:
     return importlib.import_module(module)
   except ImportError as error:
-    raise ImportError(
-      f'{purpose} needs {module}: pip install specdec_jax[{extra}]'
-    ) from error
+    raise ImportError(f'{purpose} needs {module}: {install(extra)}') from error
+
+
+def install(extra: str) -> str:
+  """Returns the command that installs an extra of specdec_jax, and where."""
+  return f"pip install -e '.[{extra}]' in the clone of specdec_jax"

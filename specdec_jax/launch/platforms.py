@@ -3,12 +3,15 @@ machine without TPUs."""
 
 import functools
 import glob
+import importlib.util
 import os
 import platform
 import re
 from pathlib import Path
 
 import jax
+
+from specdec_jax.files.require import install
 
 # The extra of specdec_jax for each device, by its name in `JAX_PLATFORMS`.
 _EXTRAS = {'cuda': 'cuda', 'gpu': 'cuda', 'tpu': 'tpu'}
@@ -23,17 +26,38 @@ _ANSWERS = {
 
 
 def answer_libtpu() -> None:
-  """Answers libtpu's questions, before it is loaded to compile."""
+  """Answers libtpu's questions, before it is loaded to compile; ValueError in a
+  working directory that was deleted."""
+  _check_directory()
   for variable, value in _ANSWERS.items():
     os.environ.setdefault(variable, value)
 
 
-def hush_libtpu() -> None:
-  """Answers libtpu's questions where jax found no chip and there is no device
-  of one: otherwise it prints six lines before jax goes on without it."""
+def prepare_libtpu() -> None:
+  """Prepares for jax to load libtpu, if it is installed, before jax looks for
+  devices. Without a chip, its questions are answered, since it would print six
+  lines before jax goes on without it. ValueError as of `answer_libtpu`."""
+  platforms = getattr(jax.config, 'jax_platforms', None) or 'tpu'
+  if 'tpu' not in platforms or importlib.util.find_spec('libtpu') is None:
+    return
+  _check_directory()
+  # What jax sets where it found no chip.
+  has_none = os.environ.get('TPU_SKIP_MDS_QUERY') == '1'
   devices = [*glob.glob('/dev/accel*'), *glob.glob('/dev/vfio/[0-9]*')]
-  if os.environ.get('TPU_SKIP_MDS_QUERY') == '1' and not devices:
+  if has_none and not devices:
     answer_libtpu()
+
+
+def _check_directory() -> None:
+  """Raises ValueError in a working directory that was deleted, where libtpu
+  would end the process."""
+  try:
+    os.getcwd()
+  except FileNotFoundError as error:
+    raise ValueError(
+      'the working directory was deleted, and libtpu needs one: change to '
+      'another'
+    ) from error
 
 
 def missing() -> str | None:
@@ -49,7 +73,7 @@ def missing() -> str | None:
   if not asked:
     return f'JAX has no device{reason}'
   extra = _EXTRAS.get(asked.split(',')[0].lower())
-  how = f"pip install 'specdec_jax[{extra}]' where one is, or " if extra else ''
+  how = f'{install(extra)}, on a machine that has one, or ' if extra else ''
   return f'JAX has no device of JAX_PLATFORMS={asked}: {how}unset it{reason}'
 
 

@@ -224,7 +224,9 @@ def tree_bytes(tree: Any) -> int:
 
 
 def check_devices(num_devices: int) -> None:
-  """Raises ValueError unless JAX has that many devices."""
+  """Raises ValueError unless JAX has that many devices; called before anything
+  else asks JAX for one, see `platforms.prepare_libtpu`."""
+  platforms.prepare_libtpu()
   if reason := platforms.missing():
     raise ValueError(reason)
   devices = jax.devices()

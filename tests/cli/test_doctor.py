@@ -56,7 +56,8 @@ def test_a_missing_package_is_named(run, no_self_test, monkeypatch, package):
   result = run('doctor')
   assert result.status == 0
   assert f'{package} (not installed)' in result.out
-  assert 'pip install specdec_jax[models]' in result.out
+  hint = "for models packages: pip install -e '.[models]' in the clone"
+  assert hint in result.out
 
 
 def test_missing_weights_are_named(run, no_self_test, monkeypatch):

@@ -160,7 +160,7 @@ def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
   _, err = process.communicate(timeout=180)
   assert process.returncode == 2
   assert b'no device of JAX_PLATFORMS=cuda' in err
-  assert b"pip install 'specdec_jax[cuda]'" in err
+  assert b"pip install -e '.[cuda]' in the clone of specdec_jax" in err
 
 
 @pytest.mark.tpu
@@ -171,6 +171,44 @@ def test_libtpu_is_silent_on_a_machine_without_tpus(start, environment, model):
                   '--max_new_tokens', '4')  # fmt: skip
   _, err = process.communicate(timeout=120)
   assert (process.returncode, err) == (0, b'')
+
+
+@pytest.mark.tpu
+def test_libtpu_is_silent_in_python_too(environment, model):
+  pytest.importorskip('libtpu')
+  program = (
+    'import specdec_jax\n'
+    f'decoder = specdec_jax.load({model!r}, gamma=2)\n'
+    'print(*specdec_jax.generate(decoder, ["a"], max_new_tokens=4))\n'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', program],
+    env=environment | {'JAX_PLATFORMS': ''},
+    capture_output=True,
+    timeout=180,
+  )
+  assert (result.returncode, result.stderr) == (0, b'')
+
+
+@pytest.mark.tpu
+def test_libtpu_in_a_directory_that_was_deleted(
+  environment, start, model, tmp_path, monkeypatch
+):
+  pytest.importorskip('libtpu')
+  environment['JAX_PLATFORMS'] = ''
+  folder = tmp_path / 'deleted'
+  folder.mkdir()
+  monkeypatch.chdir(folder)
+  folder.rmdir()
+  slice_ = ('--topology', 'v4:1x1x1', '--drafter', 'prompt_lookup')
+  for command in (
+    ('generate', '--model', model, '--prompt', 'a'),
+    ('plan', '--target', 't5_1_1_small', *slice_),
+  ):
+    process = start(*command)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert b'error: the working directory was deleted, and libtpu' in err
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.files.require import install
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.models import families, llama
 from specdec_jax.sharding import mesh as mesh_lib
@@ -65,7 +66,9 @@ def _packages() -> list[str]:
     shown = [f'{k} {v or "(not installed)"}' for k, v in versions.items()]
     print(f'{group:<11} {", ".join(shown)}')
     if not all(versions.values()):
-      hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
+      # What is required comes with any extra.
+      extra = 'models' if group == 'required' else group
+      hints.append(f'for {group} packages: {install(extra)}')
   try:
     path = pretrained.packaged_file(options.DEFAULT_MODEL)
     print(f'weights     {path}')
