@@ -207,9 +207,14 @@ def _check(
     )
   is_count = top_k is None or isinstance(top_k, numbers.Integral)
   if not is_count or (top_k is not None and top_k < 1):
-    raise ValueError(f'top_k must be an integer of at least 1, got {top_k}')
+    raise ValueError(
+      'top_k must be an integer of at least 1, or None, which keeps all: got '
+      f'{top_k}'
+    )
   for name, share in (('top_p', top_p), ('typical_p', typical_p)):
     if share is not None and not 0 < share <= 1:
-      raise ValueError(f'{name} must lie in (0, 1], got {share}')
+      raise ValueError(
+        f'{name} must lie in (0, 1], where 1 keeps all: got {share}'
+      )
   if min_p is not None and not 0 <= min_p <= 1:
     raise ValueError(f'min_p must lie in [0, 1], got {min_p}')

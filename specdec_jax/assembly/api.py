@@ -75,8 +75,8 @@ def load(
       drafter, it is 'prompt_lookup'.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
-    top_k: keeps the k likeliest tokens.
-    top_p: keeps the likeliest with this much mass.
+    top_k: keeps the k likeliest tokens; 0 keeps all.
+    top_p: keeps the likeliest with this much mass; 1 keeps all.
     min_p: keeps tokens with at least this share of the likeliest's probability.
     dtype: 'float32' or 'bfloat16', of weights and caches.
     draft_dtype: of the draft model; None for `dtype`.

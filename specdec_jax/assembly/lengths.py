@@ -33,7 +33,7 @@ Shape = int | Sequence[int] | Sequence[Sequence[int]]
 gamma_number = number(
   int,
   lambda n: 1 <= n <= MAX_GAMMA,
-  f'auto or an integer from 1 to {MAX_GAMMA}',
+  f'an integer from 1 to {MAX_GAMMA}, or auto in a command that decodes',
 )
 
 

@@ -11,7 +11,7 @@ from specdec_jax.assembly import processing
 from specdec_jax.assembly.option_fields import field_names, option, plain
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
-from specdec_jax.launch.numbers import fraction, number, positive_int, share
+from specdec_jax.launch.numbers import count, number, share
 from specdec_jax.launch.spelling import did_you_mean
 
 _MOST = 2**31 - 1
@@ -20,8 +20,11 @@ temperature = number(
   lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
   f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
 )
-# Options without effect in greedy decoding.
-LIMITS = 'top_k', 'top_p', 'min_p', 'typical_p'
+# Options without effect in greedy decoding, with the values that switch them
+# off, as in transformers and vLLM.
+_OFF = {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0, 'typical_p': 1.0}
+LIMITS = tuple(_OFF)
+_mass = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]; 1 keeps all')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,11 @@ class Drawing:
   """How logits become probabilities; see `logits.standardize`."""
 
   temperature: float = option(0.0, '0 is greedy', type=temperature)
-  top_k: int | None = option(None, 'keep the k likeliest', type=positive_int)
+  top_k: int | None = option(
+    None, 'keep the k likeliest; 0 keeps all', type=count
+  )
   top_p: float | None = option(
-    None, 'keep the likeliest with this much mass', type=fraction
+    None, 'keep the likeliest with this much mass; 1 keeps all', type=_mass
   )
   min_p: float | None = option(
     None,
@@ -41,7 +46,7 @@ class Drawing:
   typical_p: float | None = option(
     None,
     'keep those with this much mass whose surprise is nearest the entropy',
-    type=fraction,
+    type=_mass,
   )
 
 
@@ -108,8 +113,14 @@ class Sampling(Options):
 
   def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
     """Makes the function from logits to probabilities of `vocab_size` ids."""
-    draws = {name: getattr(self, name) for name in ('temperature', *LIMITS)}
+    draws = {name: self.used(name) for name in ('temperature', *LIMITS)}
     return logits.standardize(**draws, vocab_size=vocab_size)
+
+  def used(self, name: str) -> Any:
+    """Returns the temperature or one of `LIMITS`; None if it is not given, or
+    switched off."""
+    value = getattr(self, name)
+    return None if value == _OFF.get(name) else value
 
   def check_has_room(self, name: str, most: int) -> None:
     """Raises ValueError if texts must be longer than a limit of this name."""
@@ -119,7 +130,7 @@ class Sampling(Options):
   def check_is_used(self) -> None:
     """Raises ValueError for a limit that changes nothing at temperature 0."""
     for name in LIMITS:
-      value = getattr(self, name)
+      value = self.used(name)
       if self.is_greedy and value is not None:
         raise ValueError(
           f'{name} {value:g} changes nothing at temperature 0: give a '
@@ -141,7 +152,7 @@ def of_rows(samplings: Sequence[Sampling], num_rows: int) -> base.Sampling:
   samplings = [*samplings, *filler]
 
   def column(name: str, kind: type, default: float) -> base.Arrays:
-    given = [getattr(sampling, name) for sampling in samplings]
+    given = [sampling.used(name) for sampling in samplings]
     # A number beyond 32 bits means the same as the largest that fits.
     numbers = [default if x is None else min(x, _MOST) for x in given]
     return np.array(numbers, kind)

@@ -2,8 +2,9 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from specdec_jax.assembly import decoder, packing, running, usual
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
@@ -16,6 +17,7 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Tree
 from specdec_jax.cli import options, outputs
 from specdec_jax.drafters import schedules
+from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.measure import trials
@@ -23,7 +25,7 @@ from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
 Made = TypeVar('Made')
-# Keys that a line of prompts may have for its other readers.
+# Keys that a line of prompts may have for the readers of its results.
 _LABELS = ('id', 'task')
 
 
@@ -143,13 +145,23 @@ def settings(args: argparse.Namespace) -> running.DecodeSettings:
   return named(running.DecodeSettings, args, call=progress.interruptible, **own)
 
 
+class Prepared(NamedTuple):
+  """A decoder, the batches that it decodes, how, and the labels of each prompt,
+  which are for the readers of its results."""
+
+  decoder: decoder.Decoder
+  batches: list[prompts.Batch]
+  settings: running.DecodeSettings
+  labels: list[dict[str, Any]]
+
+
 def prepared(
   args: argparse.Namespace,
   chosen: Choices,
   *,
   trace: str | None = None,
   num_samples: int | None = None,
-) -> tuple[decoder.Decoder, list[prompts.Batch], running.DecodeSettings]:
+) -> Prepared:
   """Reads the models and the prompts, and packs these in batches.
 
   With `num_samples`, rows per prompt, a batch has no more rows than there are,
@@ -177,7 +189,12 @@ def prepared(
   if num_samples is not None:
     # No device gets only rows that fill the batch.
     how = how.for_rows(len(texts) * num_samples)
-  return made, packing.pack(made, texts, how, num_samples or 1), how
+  return Prepared(
+    decoder=made,
+    batches=packing.pack(made, texts, how, num_samples or 1),
+    settings=how,
+    labels=[_labels(line) for line in prompt_lines],
+  )
 
 
 def files_read(args: argparse.Namespace) -> dict[str, str | None]:
@@ -226,6 +243,11 @@ def _fields(
       f'{line.place}: no setting is called {unknown[0]!r}; a line may have '
       f'{", ".join((*known, *_LABELS))}{did_you_mean(unknown[0], known)}'
     )
+  try:
+    text = json.dumps(_labels(line), ensure_ascii=False, allow_nan=False)
+  except ValueError as error:
+    raise ValueError(f'{line.place}: {error}') from error
+  text_lines.check_encodable(text, line.place)
   own = {x: line.fields[x] for x in known if line.fields.get(x) is not None}
   try:
     made = dataclasses.replace(how, texts=[own]).of_text(0).sampling(sampling)
@@ -237,3 +259,8 @@ def _fields(
       'gives one text so many times'
     )
   return own
+
+
+def _labels(line: prompts.Line) -> dict[str, Any]:
+  """Returns what a line has for the readers of its results."""
+  return {name: line.fields[name] for name in _LABELS if name in line.fields}

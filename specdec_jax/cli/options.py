@@ -1,6 +1,7 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -22,10 +23,24 @@ DTYPE: Mapping[str, Any] = {'choices': DTYPES, 'default': 'float32'}
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 # Below which --adaptive threshold ends a draft.
 MIN_PROB = 0.4
+
+
+def weights(text: str) -> str:
+  """Checks an argument of `--weights`, as an argparse type."""
+  # In fewer bits a target is for experiments in Python.
+  if not re.fullmatch(r'int[48](:[1-9][0-9]*)?', text):
+    raise argparse.ArgumentTypeError(
+      'must be int8, int4 or, with a scale for each 64 weights, int4:64, got '
+      f'{text}'
+    )
+  return text
+
+
 # Flags that several commands have.
 _SHARED: Mapping[str, Mapping[str, Any]] = {
   'weights': {
     'metavar': 'INT',
+    'type': weights,
     'help': 'int8, int4, or int4:64 with a scale for each 64 weights: how the '
     "target's matrices are kept (default: in --dtype)",
   },

@@ -83,8 +83,15 @@ def _obstacle(path: str) -> str | None:
   changed = [found if os.path.exists(found) else folder]
   if os.path.isfile(found):  # It is made anew beside the old one.
     changed.append(folder)
-  is_allowed = all(os.access(each, os.W_OK) for each in changed)
-  return None if is_allowed else 'permission denied'
+  if not all(os.access(each, os.W_OK) for each in changed):
+    return 'permission denied'
+  # Some folders, such as /proc, take no file though they allow it.
+  if folder in changed:
+    try:
+      tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+      return f'no file can be made in {folder} ({error.strerror})'
+  return None
 
 
 def _is_device(place: Path) -> bool:

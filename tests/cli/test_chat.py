@@ -31,7 +31,8 @@ def say(monkeypatch, capfd, folder):
 def test_each_line_is_a_message(say):
   result = say('ab\n\nab\n/reset\nab\n/quit\nin\n')
   assert result.status == 0, result.err
-  first, second, again = result.out.splitlines()
+  # An empty line between answers, each of which may have several lines.
+  first, second, again = result.out.removesuffix('\n').split('\n\n')
   assert first == again != second
   shown = say('ab\n', '--verdicts', '--color', 'never')
   assert shown.out.splitlines() == [first]

@@ -99,6 +99,70 @@ def test_json_has_the_likeliest_tokens_if_asked_for(generate):
       assert record[name][i] == pytest.approx(tops[token], abs=1e-4)
 
 
+def test_limits_that_are_switched_off(generate):
+  """As by 0 and 1 in transformers and vLLM, also for greedy text."""
+  options = ('--prompt', 'the in ab', '--json', '-', '--drafter', 'none')
+  off = ('--top_k', '0', '--top_p', '1', '--min_p', '0', '--typical_p', '1')
+  for temperature in ('0', '1.5'):
+    drawn = ('--temperature', temperature)
+    [record] = generate(*options, *drawn).records()
+    [same] = generate(*options, *drawn, *off).records()
+    assert same == record
+
+
+def test_a_line_switches_a_limit_off(generate, tmp_path):
+  path = tmp_path / 'own.jsonl'
+  options = ('--json', '-', '--drafter', 'none', '--temperature', '1.5')
+  own = {'prompt': 'ab', 'top_k': 0, 'top_p': 1.0, 'seed': 3}
+  path.write_text(json.dumps(own))
+  limits = ('--top_k', '1', '--top_p', '0.1')
+  [record] = generate('--prompts', path, *options, *limits).records()
+  path.write_text(json.dumps({'prompt': 'ab', 'seed': 3}))
+  [free] = generate('--prompts', path, *options).records()
+  [narrow] = generate('--prompts', path, *options, *limits).records()
+  assert record['tokens'] == free['tokens'] != narrow['tokens']
+
+
+def test_results_have_the_labels_of_their_lines(generate, tmp_path):
+  path = tmp_path / 'labelled.jsonl'
+  lines = [
+    {'id': 'ü', 'prompt': 'the in ab', 'task': {'name': 'a'}},
+    {'prompt': 'ab'},
+    {'prompt': 'in', 'id': 7},
+  ]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  options = ('--json', '-', '--drafter', 'none', '--batch_size', '2')
+  drawn = ('--temperature', '1', '--num_return_sequences', '2')
+  for more, count in ((), 1), (drawn, 2):
+    records = generate('--prompts', path, *options, *more).records()
+    expected = [line for line in lines for _ in range(count)]
+    names = ('id', 'task', 'prompt')
+    found = [{k: x[k] for k in names if k in x} for x in records]
+    assert found == expected
+
+
+def test_labels_that_json_cannot_say_are_refused(run, model, tmp_path):
+  path = tmp_path / 'labelled.jsonl'
+  for label in ('NaN', '"\\ud800"'):
+    path.write_text(f'{{"prompt": "a"}}\n{{"prompt": "a", "id": {label}}}')
+    result = run('generate', '--model', model, '--prompts', path)
+    tiny.assert_refused(result, 'line 2')
+
+
+def test_texts_of_several_lines_are_apart_in_a_pipe(generate, tmp_path):
+  path = tmp_path / 'prompts.jsonl'
+  newline = tiny.make_tokens().index('Ċ')
+  own = {'logit_bias': {newline: 1000}, 'max_new_tokens': 2}
+  lines = [{}, {}, own, {}, {}]
+  path.write_text('\n'.join(json.dumps({'prompt': 'ab'} | x) for x in lines))
+  options = ('--prompts', path, '--drafter', 'none', '--batch_size', '2')
+  found = generate(*options).out
+  [text] = {x['text'] for x in generate(*options, '--json', '-').records()} - {
+    '\n\n'
+  }
+  assert found == f'{text}\n{text}\n\n\n\n\n\n{text}\n{text}\n'
+
+
 def test_a_line_has_settings_of_its_own(generate, tmp_path):
   path, options = tmp_path / 'own.jsonl', ('--json', '-', '--drafter', 'none')
   own = {

@@ -26,19 +26,19 @@ COMPLAINTS = {
   'unknown dtype': (('--dtype', 'int8'), "'int8'", 'bfloat16'),
   'unknown option': (('--gama', '3'), '--gama', 'did you mean --gamma?'),
   'gin without gin': (('--gin.FOO=3',), 'arguments: --gin.FOO=3;', 'infer'),
-  'gamma 0': (('--gamma', '0'), '--gamma', 'from 1 to 1024, got 0'),
-  'gamma -1': (('--gamma=-1',), '--gamma', 'from 1 to 1024, got -1'),
+  'gamma 0': (('--gamma', '0'), '--gamma', 'from 1 to 1024', 'got 0'),
+  'gamma -1': (('--gamma=-1',), '--gamma', 'from 1 to 1024', 'got -1'),
   'gamma 1e9': (
     ('--gamma', '1000000000'),
-    '--gamma: must be auto or an integer from 1 to 1024, got 1000000000',
+    '--gamma: must be an integer from 1 to 1024, or auto in a command that',
   ),
   'gamma of words': (('--gamma', 'many'), '--gamma', 'got many'),
   'cold': (('--temperature=-0.1',), '--temperature', 'got -0.1'),
   'too cold': (('--temperature', '1e-40'), '--temperature', '1e-06'),
   'temperature nan': (('--temperature', 'nan'), '--temperature', 'got nan'),
   'temperature inf': (('--temperature', 'inf'), '--temperature', 'got inf'),
-  'top_p 0': (('--top_p', '0'), '--top_p', '(0, 1], got 0'),
-  'top_p above 1': (('--top_p', '1.01'), '--top_p', '(0, 1], got 1.01'),
+  'top_p 0': (('--top_p', '0'), '--top_p', '(0, 1]; 1 keeps all, got 0'),
+  'top_p above 1': (('--top_p', '1.01'), '--top_p', 'keeps all, got 1.01'),
   'min_p above 1': (('--min_p', '1.01'), '--min_p', '[0, 1], got 1.01'),
   'idle min_p': (
     ('--min_p', '0.1'),
@@ -52,7 +52,12 @@ COMPLAINTS = {
     ('--top_k', '4'),
     'top_k 4 changes nothing at temperature 0',
   ),
-  'top_k 0': (('--top_k', '0'), '--top_k', 'at least 1'),
+  'top_k -1': (('--top_k=-1',), '--top_k', 'at least 0'),
+  'weights int3': (
+    ('--weights', 'int3'),
+    'must be int8, int4 or, with a scale for each 64 weights, int4:64, got',
+  ),
+  'weights int4:0': (('--weights', 'int4:0'), '--weights', 'got int4:0'),
   'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
   'negative seed': (('--seed=-1',), 'seed', 'got -1'),
   'no new tokens': (('--max_new_tokens', '0'), 'max_new_tokens', 'got 0'),
@@ -268,6 +273,20 @@ def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
   assert_refused(
     run('bench', *PROMPT, '--plain_dtypes', 'float32', 'int8'), "'int8'"
   )
+
+
+def test_plain_decoding_takes_no_gamma(run):
+  options = ('--model', 'lm-nano', '--drafter', 'none', '--gamma', '3')
+  for command in ('generate', 'chat'):
+    prompt = PROMPT if command == 'generate' else ()
+    result = run(command, *prompt, *options)
+    assert_refused(result, 'gamma only with exact_bits', 'leave gamma out')
+
+
+def test_a_folder_that_takes_no_files(run, no_model):
+  result = run('generate', *PROMPT, '--json', '/proc/out.jsonl')
+  assert_refused(result, 'cannot write --json /proc/out.jsonl: ')
+  assert 'lock' not in result.err
 
 
 def test_calibrate_measures_no_gamma_that_varies(run, no_model):

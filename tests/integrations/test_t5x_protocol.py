@@ -196,7 +196,8 @@ def test_bidirectional_inputs_are_refused():
     ({'lenience': 0.5}, 'lenience 0.5 .*temperature 0'),
     ({'beta': 2}, 'beta is for verification top_beta, not'),
     ({'gamma': 0}, 'gamma.*got 0'),
-    ({'top_k': 0}, 'top_k.*at least 1'),
+    ({'top_k': -1}, 'top_k.*at least 1, or None, which keeps all'),
+    ({'top_p': 0}, 'top_p.*where 1 keeps all: got 0'),
   ],
 )
 def test_bad_settings_are_one_sentence(target, kwargs, message):

@@ -22,12 +22,17 @@ class NoDrafter:
 
   def width(self, exact_bits: bool) -> lengths.Length:
     """What a target call has room for, beside the pending token; ValueError for
-    a tree that would not count, or without a gamma that does."""
+    a tree or a gamma that would not count, or without a gamma that does."""
     if not exact_bits:
       if self.tree is not None or self.num_continuations > 1:
         raise ValueError(
           'plain decoding has a tree only with exact_bits: give that too, or '
           'leave tree and num_continuations out'
+        )
+      if self.gamma is not None:
+        raise ValueError(
+          'plain decoding has a gamma only with exact_bits: give that too, '
+          'leave gamma out, or choose a drafter that drafts'
         )
       return self.length
     if not self.gamma:

@@ -1,7 +1,8 @@
 """Converses with a model: each line is a message, and the cache is kept.
 
 Ctrl-C interrupts an answer, whose beginning stays in the conversation; Ctrl-D
-or /quit ends. What is piped in is answered line by line, as plain text.
+or /quit ends. What is piped in is answered line by line, as plain text, with an
+empty line between answers.
 """
 
 import argparse
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
   )
   if is_person:
     progress.show(_HELP)
+  is_first = True
   for text in _messages(is_person):
     if text == '/quit':
       break
@@ -60,6 +62,10 @@ def run(args: argparse.Namespace) -> int:
     elif text.startswith('/') and is_person:
       progress.show(f'there is no command {text.split()[0]}: {_HELP}')
     elif text:
+      # Where nobody types, nothing else tells one answer from the next.
+      if not (is_person or is_first):
+        progress.show()
+      is_first = False
       try:
         _answer(args, chat, text)
       except (ValueError, KeyboardInterrupt) as error:

@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--json',
     metavar='OUT',
     help='write an object per text and line: prompt, text, tokens, log_probs, '
-    'statistics and more; an existing file is replaced at the end; - writes to '
-    'standard output, instead of the text',
+    "statistics and more, with the line's id and task; an existing file is "
+    'replaced at the end; - writes to standard output, instead of the text',
   )
   add('--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`')
 
@@ -68,15 +68,17 @@ def run(args: argparse.Namespace) -> int:
     raise ValueError('--top_logprobs is for --json, which has them')
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
-  decoder, batches, settings = from_flags.prepared(
+  prepared = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=args.num_return_sequences
   )
+  decoder, batches, settings, _ = prepared
   decoder = auto_gamma.settled(decoder, batches[0], settings, outputs.tell)
+  prepared = prepared._replace(decoder=decoder)
   with (
     outputs.json_lines(args.json) as write_json,
     _trace_writer(args, choices.drafter, decoder) as write_trace,
   ):
-    return _decode(args, decoder, batches, settings, write_json, write_trace)
+    return _decode(args, prepared, write_json, write_trace)
 
 
 @contextlib.contextmanager
@@ -113,12 +115,11 @@ def _trace_writer(
 
 def _decode(
   args: argparse.Namespace,
-  decoder: Decoder,
-  batches: Sequence[Batch],
-  settings: running.DecodeSettings,
+  prepared: from_flags.Prepared,
   write_json: Write,
   write_trace: Write | None,
 ) -> int:
+  decoder, batches, settings, labels = prepared
   screen = progress.console(color=args.color)
   shows_text = args.json != outputs.STANDARD_OUTPUT
   is_colored = shows_text and screen.is_terminal
@@ -132,6 +133,7 @@ def _decode(
   stream = functools.partial(terminal.streamer, screen, hidden_ids=hidden)
   has_failed, statistics, started = False, [], time.perf_counter()
   reasons: list[str] = []
+  before: str | None = None
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
     for batch in batches:
       records: list[Record] = []
@@ -159,11 +161,12 @@ def _decode(
         if is_colored and not is_live:
           _show_rows(screen, batch, records, stream)
         scored = log_probs.of_batch(decoder, batch, output, settings)
-        for result in _results(args, decoder, batch, output, scored):
-          write_json(result)
+        for index, result in _results(args, decoder, batch, output, scored):
+          write_json(labels[index] | result)
           reasons.append(result['finish_reason'])
           if shows_text and not is_colored:
-            progress.show(result['text'])
+            _show_text(result['text'], before)
+            before = result['text']
           if error := result.get('error'):
             has_failed = True
             progress.say(f'error: {error}')
@@ -171,6 +174,14 @@ def _decode(
     seconds = time.perf_counter() - started
     print(_note(statistics, reasons, seconds), file=sys.stderr)
   return 2 if has_failed else 0
+
+
+def _show_text(text: str, before: str | None) -> None:
+  """Prints a text to a file or a pipe, apart from that before it if one of them
+  has several lines."""
+  if before is not None and '\n' in before + text:
+    progress.show()
+  progress.show(text)
 
 
 def _show_rows(
@@ -201,31 +212,35 @@ def _results(
   batch: Batch,
   output: DecodeOutput,
   scored: tuple[log_probs.Scored, log_probs.Scored] | None,
-) -> Iterator[Record]:
-  # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 3.
+) -> Iterator[tuple[int, Record]]:
+  """Yields the number of a prompt, from 0, and what was decoded for it."""
+  # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 2.
   num_samples = args.num_return_sequences
   for row in range(len(batch.texts)):
     made = completions.of_row(decoder, batch, output, row, scored)
-    sample = int(batch.prompt.row_ids[row]) % num_samples
+    index, sample = divmod(int(batch.prompt.row_ids[row]), num_samples)
     error = completions.error_of_row(batch, output, row, num_samples)
     tops = {
       'processed_log_probs': [*map(finite, made.processed_log_probs or ())],
       'top_log_probs': made.top_log_probs,
       'top_processed_log_probs': made.top_processed_log_probs,
     }
-    yield {
-      'prompt': made.prompt,
-      **({'sample': sample} if num_samples > 1 else {}),
-      'text': made.text,
-      **({'stop': made.stop} if batch.stops[row] else {}),
-      'finish_reason': made.finish_reason,
-      'gamma': made.gamma,
-      'tokens': made.tokens,
-      'log_probs': [*map(finite, made.log_probs)],
-      **(tops if args.top_logprobs else {}),
-      'statistics': made.statistics,
-      **({'error': error} if error else {}),
-    }
+    yield (
+      index,
+      {
+        'prompt': made.prompt,
+        **({'sample': sample} if num_samples > 1 else {}),
+        'text': made.text,
+        **({'stop': made.stop} if batch.stops[row] else {}),
+        'finish_reason': made.finish_reason,
+        'gamma': made.gamma,
+        'tokens': made.tokens,
+        'log_probs': [*map(finite, made.log_probs)],
+        **(tops if args.top_logprobs else {}),
+        'statistics': made.statistics,
+        **({'error': error} if error else {}),
+      },
+    )
 
 
 def _note(

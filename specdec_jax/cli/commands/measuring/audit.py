@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
   decoder = chosen.build()
-  limits = [x for x in LIMITS if getattr(decoder.sampling, x) is not None]
+  limits = [x for x in LIMITS if decoder.sampling.used(x) is not None]
   if limits and args.dtype != 'float32':
     # A token at the edge of a limit may be drawn in a call of one width and
     # have probability 0 in one of another.

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
       '--simulate_alpha accepts tokens of chains: leave out --tree and '
       '--num_continuations'
     )
-  decoder, batches, settings = from_flags.prepared(args, choices)
+  decoder, batches, settings, _ = from_flags.prepared(args, choices)
   if is_simulated:
     # The rate is imposed, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)

@@ -37,8 +37,9 @@ def run(args: argparse.Namespace) -> int:
       'calibrate measures how often a token is accepted, and --verification '
       'block judges whole drafts: leave it out'
     )
-  placed = timing.place(*from_flags.prepared(args, choices))
-  decoder, gamma = placed.decoder, length.gamma
+  decoder, batches, settings, _ = from_flags.prepared(args, choices)
+  placed = timing.place(decoder, batches, settings)
+  gamma = length.gamma
   figures = _acceptance(placed, rule, args.max_new_tokens)
   with progress.waiting('compiling'):
     candidates = placed.plain_sides(args.plain_dtypes, 1)

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('--dtype', **options.DTYPE, help='of the weights')
   add(
     '--weights',
+    type=options.weights,
     metavar='INT',
     help='int8, int4, or int4:64 with a scale for each 64 weights: pack the '
     'matrices of a model (default: as they are)',
