@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.visible_text import visible, visible_lines
+from specdec_jax.measure import doubts
 
 STANDARD_OUTPUT = '-'
 # By `Completion.finish_reason`.
@@ -135,14 +136,18 @@ def _json_of(value: object, file: TextIO, indent: int | None = None) -> str:
   return text if is_unicode and is_shown else as_json(ensure_ascii=True)
 
 
-def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
-  """Writes --json, and shows the figures unless it is `-`; returns 0."""
+def report(
+  args: argparse.Namespace, figures: Mapping[str, Any], *shown: object
+) -> int:
+  """Writes --json, and shows the figures unless it is `-`, with the `doubts`
+  that are among them; returns 0."""
   if args.json:
     with opened(args.json) as file:
       _write(file, _json_of(figures, file, indent=2))
   if args.json != STANDARD_OUTPUT:
     screen = progress.console(color=args.color)
-    for part in shown:
+    told = doubts.sentence(figures.get('doubts', ()))
+    for part in (*shown, *([told] if told else [])):
       part = visible_lines(part) if isinstance(part, str) else part
       screen.print(part, highlight=False, crop=False)
   return 0

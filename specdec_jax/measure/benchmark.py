@@ -6,7 +6,6 @@ timed.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,11 +21,6 @@ from specdec_jax.theory import estimates
 
 Name = TypeVar('Name')
 Figures = dict[str, Any]
-
-# What rounding and a quiet machine explain.
-_SLACK = 0.03
-# Of turns, the longest over the shortest, beyond which a machine is busy.
-_SPREAD = 0.15
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,33 +291,6 @@ def _speeds(drafted: Timed, baseline: Timed) -> Figures:
     'short_target_runs': counts.short_iterations,
     'autoregressive_target_runs': plain.iterations,
   }
-
-
-def doubts(figures: Mapping[str, Any]) -> list[str]:
-  """Lists sentences on figures that cannot be, and on a busy machine."""
-  ratio, found = figures['verify_cost_ratio'], []
-  if ratio < 1 - _SLACK:
-    found.append(
-      f'scoring a whole draft is timed at {ratio:.2f} of a plain step, and '
-      'cannot cost less than one'
-    )
-  most = figures['most_speedup']
-  if figures['speedup'] > most * (1 + _SLACK):
-    found.append(
-      f'the speed of {figures["speedup"]:.2f} is beyond the {most:.2f} tokens '
-      'that a target run gives for each of plain decoding'
-    )
-  for name, turns in figures['turn_seconds'].items():
-    if max(turns) > (1 + _SPREAD) * min(turns):
-      found.append(
-        f'{name} decoding took {min(turns):.3g} to {max(turns):.3g} s for the '
-        'same work'
-      )
-  if hasattr(os, 'getloadavg'):  # Not everywhere.
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores + 1:
-      found.append(f'the load is {load:.1f} on {cores} cores')
-  return found
 
 
 def _rates(counts: Counts, drafter: Drafter) -> Figures:

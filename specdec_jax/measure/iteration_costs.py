@@ -56,8 +56,12 @@ class CostPrograms:
     results: Mapping[Hashable, DecodeState],
   ) -> dict[str, Any]:
     """Returns the fields of `theory.costs.Costs` but `c_hat`, in seconds, from
-    what `stopwatch.alternate` returned; and `extend_seconds`, beside which
-    `target_seconds` are with sampling, verification and the loop."""
+    what `stopwatch.alternate` returned.
+
+    And `extend_seconds`, beside which `target_seconds` are with sampling,
+    verification and the loop; `iteration_seconds` of one with a draft, None
+    where that varies; and `turn_seconds`, lists of each decode by its name.
+    """
     timed = sides_lib.timed(self.sides, seconds, results)
 
     def median(name: Hashable) -> float:
@@ -82,7 +86,10 @@ class CostPrograms:
     # What is left of a drafted iteration when its draft and its scoring are
     # taken away; a noisy machine may leave less than nothing.
     scoring = target[self.widths.index(max_gamma + 1)]
-    beyond = iteration('drafted') - last - scoring
+    drafted = iteration('drafted')
+    beyond = drafted - last - scoring
+    widest = self.widths[-1]
+    turns = {'plain': 1, 'speculative': 'drafted', f'T({widest})': widest}
     extend = float(np.median(seconds['extend']))
     return {
       'widths': list(self.widths),
@@ -93,6 +100,10 @@ class CostPrograms:
       'launch_seconds': median(('launch', 'drafted')),
       'plain_launch_seconds': median(('launch', 1)),
       'extend_seconds': extend / self.extend.num_calls,
+      'iteration_seconds': None if self.is_short else drafted,
+      'turn_seconds': {
+        name: timed[side].turns.tolist() for name, side in turns.items()
+      },
     }
 
 

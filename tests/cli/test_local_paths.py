@@ -1,6 +1,7 @@
 """Every door refuses the paths of other systems, before it makes a folder."""
 
 import argparse
+import json
 import os
 import sys
 
@@ -44,8 +45,9 @@ def test_an_output_below_home(tmp_path, monkeypatch):
   path = tmp_path / 'a.json'
   for number in range(2):  # A new file, and one that is replaced.
     outputs.check({'--json': '~/a.json'}, {})
-    outputs.report(argparse.Namespace(json='~/a.json', color='never'), number)
-    assert path.read_text() == f'{number}\n'
+    args = argparse.Namespace(json='~/a.json', color='never')
+    outputs.report(args, {'number': number})
+    assert json.loads(path.read_text()) == {'number': number}
   with pytest.raises(ValueError, match=r'--costs.*--json.*both'):
     outputs.check({'--json': '~/a.json'}, {'--costs': str(path)})
 
@@ -164,5 +166,5 @@ def test_buckets_need_their_extra(run, monkeypatch):
   assert_refused(
     run('merge', 'gs://bucket/out'),
     'gs://bucket/out',
-    'specdec_jax[gcs]',
+    "pip install -e '.[gcs]' in the clone of specdec_jax",
   )

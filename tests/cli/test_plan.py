@@ -61,6 +61,8 @@ def test_a_calibration_is_planned_with(run, model, prompts_file, tmp_path):
   assert figures['profile'] == [1, 1]
   assert figures['widths'] == [1, 2, 3]
   assert min(figures['target_seconds']) > 0
+  is_doubted = 'These times are in doubt' in result.out
+  assert is_doubted == bool(figures['doubts'])
 
   result = run('plan', '--costs', path, '--json', plan_path)
   assert (result.status, result.err) == (0, '')
@@ -98,6 +100,27 @@ def test_a_perfect_drafter_at_no_measured_cost_has_no_bound(run, folder):
   assert 'oracle' not in result.out
   result = run('plan', '--costs', path, '--json', '-')
   assert json.loads(result.out)['oracle_speedups'] == [None]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'told'),
+  [
+    ({'doubts': ['the load is 9.0 on 2 cores']}, 'the load is 9.0 on 2 cores'),
+    # As files of earlier versions have them.
+    ({'extend_seconds': 1.3}, 'the target call by itself is timed at 1300 ms'),
+    ({'first_draft_seconds': 1e-4}, 'a drafted token is timed at 0.1 ms, and'),
+  ],
+)
+def test_a_plan_of_doubtful_times_says_so(run, folder, changes, told):
+  result = run('plan', '--costs', written(folder))
+  assert 'in doubt' not in result.out
+  path = written(folder, **changes)
+  result = run('plan', '--costs', path)
+  assert result.status == 0
+  shown = ' '.join(result.out.split())
+  assert f'These times are in doubt: {told}' in shown
+  record = json.loads(run('plan', '--costs', path, '--json', '-').out)
+  assert told in record['doubts'][0]
 
 
 def test_the_plan_is_the_planner_s(run, folder):

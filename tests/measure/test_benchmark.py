@@ -198,23 +198,6 @@ def test_the_interval_of_a_speedup_is_over_batches():
   assert low < 1 < 2 / 1.5 < high
 
 
-def test_figures_that_cannot_be_are_doubted():
-  quiet = {'plain': [1.0, 1.05], 'speculative': [0.9, 0.9]}
-
-  def doubts(turns=quiet, **changes):
-    sound = {'verify_cost_ratio': 1.2, 'speedup': 1.4, 'most_speedup': 1.4}
-    found = benchmark.doubts(sound | changes | {'turn_seconds': turns})
-    return [each for each in found if not each.startswith('the load')]
-
-  assert doubts() == []
-  [told] = doubts(verify_cost_ratio=0.69)
-  assert '0.69 of a plain step' in told
-  [told] = doubts(speedup=1.81, most_speedup=1.44)
-  assert 'beyond the 1.44' in told
-  [told] = doubts(quiet | {'plain': [1.0, 1.0, 1.3]})
-  assert 'plain decoding took 1 to 1.3 s' in told
-
-
 def test_a_short_decode_begins_no_more_often_than_the_drafted_one():
   """An iteration takes a second, and a decode 6 s to begin."""
   timed = {

@@ -15,7 +15,7 @@ from specdec_jax.assembly.lengths import Adaptive
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, exact_bits
+from specdec_jax.measure import benchmark, doubts, exact_bits
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 
@@ -62,12 +62,13 @@ def run(args: argparse.Namespace) -> int:
       speeds = chosen.tokens_per_second.items()
       rows = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
       shown = outputs.table(('gamma', 'tokens/s with the prefill'), rows)
-      return outputs.report(args, found | {'auto': vars(chosen)}, shown)
+      found |= {'auto': vars(chosen), 'doubts': doubts.of_load()}
+      return outputs.report(args, found, shown)
   placed = timing.place(decoder, batches, settings)
   figures = _measure(placed, args.plain_dtypes, args.repeats)
   figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
     'auto': chosen and vars(chosen),
-    'doubts': benchmark.doubts(figures),
+    'doubts': doubts.of_speeds(figures) + doubts.of_load(),
     'is_simulated': is_simulated,
     'num_prompts': sum(len(batch.texts) for batch in batches),
   }
@@ -77,11 +78,7 @@ def run(args: argparse.Namespace) -> int:
   if args.temperature or is_simulated:
     # Sampled sides share only a distribution, and simulated ones nothing.
     figures['identical'] = figures['first_divergence_margin'] = None
-  shown = [_table(figures)]
-  if told := '; '.join(figures['doubts']):
-    told = f'These times are in doubt: {told}. Repeat on a quiet machine.'
-    shown.append(told)
-  return outputs.report(args, figures, *shown)
+  return outputs.report(args, figures, _table(figures))
 
 
 def _measure(

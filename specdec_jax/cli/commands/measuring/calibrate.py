@@ -9,7 +9,12 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.rules import Block, Rule
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
-from specdec_jax.measure import calibration, iteration_costs, stopwatch
+from specdec_jax.measure import (
+  calibration,
+  doubts,
+  iteration_costs,
+  stopwatch,
+)
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
@@ -58,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
   target, drafter = map(layers.num_params, decoder.params)
   figures['c_hat'] = drafter / target
   parts = costs.Costs.among(figures)
+  # Copies may take the place of a network's tokens.
+  has_lookup = getattr(decoder.choice, 'lookup', False)
+  is_one_by_one = decoder.drafting.chain is not None and not has_lookup
   # c of gamma tokens is a mean: the first of a draft costs more than others.
   figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
     'kind': costs.KIND,
@@ -65,6 +73,11 @@ def run(args: argparse.Namespace) -> int:
     'c': parts.c(gamma),
     'verify_cost_ratio': parts.verify_cost_ratio(gamma),
     'plain_dtype': fastest,
+    'doubts': [
+      *doubts.of_costs(figures, is_one_by_one=is_one_by_one),
+      *doubts.of_turns(figures['turn_seconds'], is_short=True),
+      *doubts.of_load(),
+    ],
   }
   return outputs.report(args, figures, _table(figures))
 

@@ -16,6 +16,7 @@ from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import numbers
+from specdec_jax.measure import doubts
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import presets
 from specdec_jax.theory import planner, tree_planner, trees
@@ -193,10 +194,13 @@ def _read(path: str, max_gamma: int | None) -> Figures:
       found.refuse(name, 'a share from 0 to 1')
   if len(found.numbers('alpha_interval', [0, 1])) != 2:
     found.refuse('alpha_interval', 'two numbers')
+  found.number('extend_seconds', 0)
   # --json repeats all of the file, also what is not read here.
   record = dict(found.values)
   costs = Costs.among(record)
   costs.check_gamma(1)
+  # A file of an earlier version lists no doubts.
+  record['doubts'] = found.texts('doubts', []) or doubts.of_costs(record)
   if max_gamma and max_gamma > costs.max_gamma:
     raise ValueError(
       f'--max_gamma {max_gamma} is beyond gamma {costs.max_gamma}, up to which '
