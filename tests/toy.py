@@ -105,6 +105,15 @@ LATER_LLAMA = {
 }
 
 
+# A Qwen3-MoE's.
+EXPERTS = {
+  'has_qk_norm': True,
+  'num_experts': 4,
+  'num_chosen_experts': 2,
+  'expert_dim': 5,
+}
+
+
 def llama_config(vocab_size: int, *, num_layers: int = 2, **sizes):
   """The sizes of a decoder with four query heads on two key-value heads."""
   defaults = {
@@ -128,7 +137,8 @@ def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
     if 'scale' in name or 'bias' in name:
       values = np.full(leaf.shape, float('scale' in name))
     else:
-      fan_in = 1 if 'embedding' in name else leaf.shape[0]
+      # Kernels of experts lie one after the other.
+      fan_in = 1 if 'embedding' in name else leaf.shape[-2]
       values = rng.normal(size=leaf.shape) / np.sqrt(fan_in)
     return jnp.asarray(values * (scale if 'logits' in name else 1), leaf.dtype)
 

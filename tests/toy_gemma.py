@@ -81,6 +81,12 @@ def gemma_4_e2b(vocab_size: int, **sizes) -> Gemma4Config:
   return gemma_4(vocab_size, **(defaults | sizes))
 
 
+def gemma_4_moe(vocab_size: int, **sizes) -> Gemma4Config:
+  """A Gemma 4 like the 26B-A4B, with experts beside each feed-forward."""
+  defaults = {'num_experts': 4, 'num_chosen_experts': 2, 'expert_dim': 4}
+  return gemma_4(vocab_size, **(defaults | sizes))
+
+
 def encoder_decoder(
   vocab_size: int, *, num_layers: int = 2, **sizes
 ) -> T5GemmaConfig:
@@ -117,7 +123,8 @@ def params(config, *, seed: int, scale: float = 1.5):
     elif 'embedding' in name:
       values = scale * values / np.sqrt(leaf.shape[1])
     else:
-      values = values / np.sqrt(leaf.shape[0])
+      # Kernels of experts lie one after the other.
+      values = values / np.sqrt(leaf.shape[max(leaf.ndim - 2, 0)])
     return jnp.asarray(values, leaf.dtype)
 
   return jax.tree_util.tree_map_with_path(draw, families.param_shapes(config))

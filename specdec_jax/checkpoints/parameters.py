@@ -16,7 +16,7 @@ from specdec_jax.models.products import Weights
 from specdec_jax.models.quantized import SCALE
 
 # Other formats have matrices as `[out, in]`, positions as `[buckets, heads]`.
-_TRANSPOSED = ('/kernel', '/rel_embedding')
+_TRANSPOSED = ('/kernel', '/router_kernel', '/rel_embedding')
 # On a CPU jax copies an array unless its memory is aligned to so many bytes.
 _ALIGNMENT = 64
 
@@ -29,8 +29,11 @@ class Parameter:
     path: keys into our tree, outermost first, joined by slashes.
     name: in the file.
     shape: in our tree.
-    is_transposed: whether the file stores the transpose.
+    is_transposed: whether the file stores the transpose, of the last two axes.
     dtype: in our tree, of integers or their scales; None for all others.
+    parts: names of the tensors in the file, if there is one for each index of
+      the axes before the last two, such as for each expert.
+    file_shape: the tensor's shape in the file, if axes are joined there.
   """
 
   path: str
@@ -38,12 +41,41 @@ class Parameter:
   shape: tuple[int, ...]
   is_transposed: bool = False
   dtype: np.dtype | None = None
+  parts: tuple[str, ...] = ()
+  file_shape: tuple[int, ...] | None = None
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The names of its tensors in the file."""
+    return self.parts or (self.name,)
+
+  @property
+  def _turned_shape(self) -> tuple[int, ...]:
+    """The shape with its axes in the file's order."""
+    if not self.is_transposed:
+      return self.shape
+    return (*self.shape[:-2], self.shape[-1], self.shape[-2])
 
   @property
   def in_file(self) -> jax.ShapeDtypeStruct:
-    """Shape in the file, slowest axis first; float32 is for all floats."""
-    shape = self.shape[::-1] if self.is_transposed else self.shape
+    """Shape of a tensor in the file, slowest axis first; float32 is for all
+    floats."""
+    shape = self.file_shape or self._turned_shape
+    if self.parts:
+      shape = shape[-2:]
     return jax.ShapeDtypeStruct(shape, self.dtype or np.float32)
+
+  def from_tensors(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+    """Makes the parameter, perhaps a view, of its tensors in the file."""
+    values = np.stack(tensors) if self.parts else tensors[0]
+    values = values.reshape(self._turned_shape)
+    return values.swapaxes(-1, -2) if self.is_transposed else values
+
+  def to_tensors(self, values: np.ndarray) -> Sequence[np.ndarray]:
+    """Reverses `from_tensors`: tensors in the order of `names`."""
+    if self.is_transposed:
+      values = values.swapaxes(-1, -2)
+    return list(values.reshape(len(self.names), *self.in_file.shape))
 
 
 def of(
@@ -96,18 +128,17 @@ def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
 
 
 def read_all(
-  read: Callable[[Parameter], np.ndarray],
+  read: Callable[[Parameter, str], np.ndarray],
   parameters: Sequence[Parameter],
   dtype: jnp.dtype,
 ) -> Weights:
   """Returns our tree of the tensors in a file, converted in a few threads;
-  `read` gives a parameter's tensor as `in_file`."""
+  `read` gives a parameter's tensor of a name as `in_file`."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     # A transposed view is copied in one pass with the change of its dtype.
-    values = read(parameter)
-    if parameter.is_transposed:
-      values = values.T
+    tensors = [read(parameter, name) for name in parameter.names]
+    values = parameter.from_tensors(tensors)
     placed = _empty(values.shape, np.dtype(parameter.dtype or dtype))
     placed[...] = values
     return jax.device_put(placed)

@@ -186,10 +186,10 @@ def read_params(
         f'{folder}: {name} is stored as {kind}, which is not read'
       )
     found[name] = jax.ShapeDtypeStruct(stored.get_shape(), _DTYPES[kind])
-  stored_arrays.check(found, {p.name: p.in_file for p in parameters}, folder)
+  wanted = {name: p.in_file for p in parameters for name in p.names}
+  stored_arrays.check(found, wanted, folder)
 
-  def read(parameter: Parameter) -> np.ndarray:
-    name = parameter.name
+  def read(parameter: Parameter, name: str) -> np.ndarray:
     values: np.ndarray = handles[name].get_tensor(name)
     if np.issubdtype(values.dtype, np.integer):
       narrow = values.astype(parameter.dtype)
@@ -246,11 +246,12 @@ def write_params(
         f'{list(parameter.shape)}'
       )
     # safetensors writes an array's memory, whatever its strides.
-    tensors[parameter.name] = np.ascontiguousarray(
-      values.T if parameter.is_transposed else values
-    )
+    for name, tensor in zip(
+      parameter.names, parameter.to_tensors(values), strict=True
+    ):
+      tensors[name] = np.ascontiguousarray(tensor)
   folder.mkdir(parents=True, exist_ok=True)
   with replacing.file(folder / SINGLE_FILE) as path:
     safetensors_numpy.save_file(tensors, path, metadata={'format': 'pt'})
-  floats = (p.name for p in parameters if p.dtype is None)
+  floats = (p.names[0] for p in parameters if p.dtype is None)
   return tensors[next(floats)].dtype.name

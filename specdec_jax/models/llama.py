@@ -1,5 +1,5 @@
 """Llama-type decoders (Touvron et al., arXiv 2302.13971): Llama up to 3.2,
-SmolLM2, Mistral, Qwen2 and Qwen3.
+SmolLM2, Mistral, Qwen2, Qwen3 and Qwen3-MoE.
 
 Pre-norm layers with grouped-query attention, rotary positions and a gated SiLU
 feed-forward. The cache is an explicit argument and result. Parameters are named
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, networks
+from specdec_jax.models import attention, experts, kv_cache, networks
 from specdec_jax.models.drafting.draft_vocabulary import num_logits
 from specdec_jax.models.kv_cache import Entries, KVCache
 from specdec_jax.models.layers import (
@@ -73,6 +73,10 @@ class LlamaConfig:
     has_qk_norm: whether each head of queries and keys has a norm (Qwen3).
     windows: positions that each layer attends to, the last ones; 0 for all. The
       pattern repeats: (4096, 0) alternates, one number holds for all (Mistral).
+    num_experts: in place of each feed-forward; 0 for none.
+    num_chosen_experts: how many of them a token goes through.
+    expert_dim: width of each; `mlp_dim` then counts for nothing.
+    has_normalized_experts: whether the weights of those sum to 1.
     dtype: of activations and cache; norms, softmax and logits are float32.
     cache_dtype: int8 for keys and values as `kv_cache.Packed`, or None.
   """
@@ -92,11 +96,16 @@ class LlamaConfig:
   has_attention_bias: bool = False
   has_qk_norm: bool = False
   windows: tuple[int, ...] = ()
+  num_experts: int = 0
+  num_chosen_experts: int = 0
+  expert_dim: int = 0
+  has_normalized_experts: bool = False
   dtype: jnp.dtype = jnp.float32
   cache_dtype: jnp.dtype | None = None
 
   def __post_init__(self):
     attention.check_sizes(self)
+    experts.check_sizes(self)
 
 
 def rope_divisors(
@@ -223,7 +232,10 @@ class DecoderLayer(nn.Module):
     )
     x = x + h
     h = norm(name='pre_mlp_layer_norm')(x)
-    h = Mlp(config.mlp_dim, ('silu', 'linear'), config.dtype, name='mlp')(h)
+    if config.num_experts:
+      h = experts.RoutedExperts(config, 'silu', name='experts')(h)
+    else:
+      h = Mlp(config.mlp_dim, ('silu', 'linear'), config.dtype, name='mlp')(h)
     return x + h, keys, values
 
 

@@ -165,7 +165,8 @@ def _with_copies(params: Weights, is_tied: bool, has_rows: bool) -> Weights:
     copied.setdefault(TRANSPOSED, params['embedding'].T)
   for name in ('kernel', TRANSPOSED):
     kernel = copied.get(name)
-    if kernel is None or name + SCALE in copied:
+    # Kernels of experts have no copies: each is read when it is chosen.
+    if kernel is None or name + SCALE in copied or kernel.ndim > 2:
       continue
     is_float32 = kernel.dtype == jnp.float32
     if has_rows and is_float32:

@@ -20,8 +20,9 @@ from specdec_jax.base import Array, Arrays
 
 # Ends the names of scales.
 SCALE = '_scale'
-# Matrices, by the end of their path, and the axis that products sum over.
-_CONTRACTED = {'kernel': 0, 'embedding': 1}
+# Matrices, by the end of their path, and the axis that products sum over, from
+# the end: kernels of experts lie one after the other.
+_CONTRACTED = {'kernel': -2, 'embedding': -1}
 # How names of the copies of `products.with_cpu_copies` begin: of a kernel in
 # float32, of its rows, of its tiles, and of tied embeddings as the kernel of
 # their logits, which is the whole name.
@@ -77,7 +78,7 @@ def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
       found[name] = packed(leaf, bits, keep=keep)
     elif name in _CONTRACTED:
       pair = leaf, params.get(name + SCALE)
-      packing = bits, _CONTRACTED[name]
+      packing = bits, _contracted(name, leaf)
       values, scale = (
         pair if _is_in(*pair, *packing) else _packed(*pair, *packing)
       )
@@ -85,6 +86,11 @@ def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
     elif name not in found and not name.startswith(COPIES):
       found[name] = leaf
   return found
+
+
+def _contracted(name: str, leaf: Any) -> int:
+  """Returns the axis that products sum over, from 0 on."""
+  return len(leaf.shape) + _CONTRACTED[name]
 
 
 def _is_in(values: Arrays, scale: Arrays, bits: Bits, axis: int) -> bool:
@@ -148,7 +154,7 @@ def _pairs(params: Arrays) -> Iterator[tuple[int, Arrays, Arrays]]:
     if isinstance(leaf, dict):
       yield from _pairs(leaf)
     elif name in _CONTRACTED and name + SCALE in params:
-      yield _CONTRACTED[name], leaf, params[name + SCALE]
+      yield _contracted(name, leaf), leaf, params[name + SCALE]
 
 
 @functools.partial(jax.jit, static_argnames=('bits', 'axis'))

@@ -20,7 +20,7 @@ DATA, MODEL = 'data', 'model'
 MESH_AXIS = {
   'batch': DATA,
   **dict.fromkeys(('vocab', 'mlp', 'heads', 'joined_kv', 'features'), MODEL),
-  **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets'), None),
+  **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets', 'experts'), None),
 }
 
 # The logical axes of parameters, by the last two names of their paths. All
@@ -33,6 +33,11 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
   ('features_dense', 'kernel'): ('features', 'embed'),
   **{(x, 'kernel'): ('embed', 'mlp') for x in ('wi', 'wi_0', 'wi_1')},
   ('wo', 'kernel'): ('mlp', 'embed'),
+  # Experts are split by their width, so that all devices read the same share.
+  ('expert_wi', 'kernel'): ('experts', None, 'embed', 'mlp'),
+  ('expert_wo', 'kernel'): ('experts', 'mlp', 'embed'),
+  ('per_layer_embedder', 'embedding'): ('vocab', 'embed'),
+  ('per_layer_projection', 'kernel'): ('embed', 'mlp'),
   ('relpos_bias', 'rel_embedding'): ('heads', 'relpos_buckets'),
   ('logits_dense', 'kernel'): ('embed', 'vocab'),
 }
@@ -43,6 +48,11 @@ def parameter_axes(path: Any, leaf: Any) -> tuple[str | None, ...]:
   table does not name, such as norms, are kept whole: all None."""
   names = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
   return _PARAMETER_AXES.get(tuple(names[-2:]), (None,) * len(leaf.shape))
+
+
+def kernel_axes(module: str) -> tuple[str | None, ...]:
+  """Returns the logical axes of the kernel of a module of this name."""
+  return _PARAMETER_AXES[module, 'kernel']
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:

@@ -11,6 +11,8 @@ import math
 import re
 from typing import NamedTuple
 
+from specdec_jax.theory.experts import expected_distinct
+
 # `f32[8,4]{1,0:S(1)}`: 32 elements of 32 bits, axis 1 fastest, on the chip.
 _SHAPE = re.compile(r'([a-z]+(\d*)\w*)\[([\d,]*)\](?:\{([^}:]*)([^}]*)\})?')
 # `%x.1 = bf16[8,4]{1,0:T(8,128)S(1)} add(%a, %b), metadata={...}`: the root or
@@ -32,6 +34,9 @@ _COLLECTIVES = (
 )
 # The loop of `attention.attend` over the blocks of a cache that rows use.
 _BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
+# That of `models.experts` over the experts that tokens chose: how many a token
+# chooses, of how many, and the number of tokens.
+_EXPERTS = re.compile(r'experts_(\d+)_of_(\d+)_for_(\d+)/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 # The chips that exchange: a list of groups, `{{0,1},{2,3}}`; groups by size,
 # `[2,2]<=[4]`; or axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, of which
@@ -40,6 +45,8 @@ _GROUPS = re.compile(
   r'replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]'
   r'|mesh\[([^\]]*)\][^{]*\{([^}]*)\})'
 )
+# A result that lies where an operand lies.
+_ALIASED = 'output_to_operand_aliasing'
 # The time of instructions below this does not depend on the bytes they move.
 _SMALL_BYTES = 16_384
 
@@ -107,13 +114,14 @@ class Cost:
     names = [field.name for field in dataclasses.fields(Cost)]
     return Cost(*(getattr(self, n) + getattr(other, n) for n in names))
 
-  def times(self, count: int) -> 'Cost':
-    """Returns the cost of `count` runs."""
+  def times(self, count: float) -> 'Cost':
+    """Returns the cost of `count` runs, or of as many on average; collectives
+    are counted whole."""
     return dataclasses.replace(
       self,
       memory_bytes=self.memory_bytes * count,
       num_instructions=self.num_instructions * count,
-      collectives=self.collectives * count,
+      collectives=self.collectives * math.ceil(count),
       cycles=self.cycles * count,
     )
 
@@ -178,14 +186,19 @@ class Program:
       small_cycles=(cycles,) * is_small,
     )
 
-  def _num_trips(self, loop: Instruction) -> int:
-    """Counts how often the body of a loop runs; once if nobody knows."""
+  def _num_trips(self, loop: Instruction) -> float:
+    """Counts how often the body of a loop runs, on average; once if nobody
+    knows."""
     if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
       return int(found[1])
     # Of a cache of 300 entries, in blocks of 256: twice.
     if blocks := _BLOCKS.search(loop.attributes):
       size, capacity = map(int, blocks.groups())
       return math.ceil(min(self.context, capacity) / size)
+    # As many as tokens choose on average; in groups, at least as many.
+    if chosen := _EXPERTS.search(loop.attributes):
+      num_chosen, num_experts, num_tokens = map(int, chosen.groups())
+      return float(expected_distinct(num_experts, num_chosen, num_tokens))
     # The TPU compiler writes no counts: jax's counter, which begins at 0, is
     # compared with a constant.
     [name] = re.findall(r'condition=%?([\w.\-]+)', loop.attributes)
@@ -304,7 +317,11 @@ class Program:
         total += self._read(body, user.name)
       elif user.opcode == 'fusion':
         inner = user.called[0]
-        total += self._read(inner, self._parameter(inner, position))
+        if _ALIASED in user.attributes and self._root(inner).opcode == 'copy':
+          # Inside a fusion, another view of what lies in memory.
+          total += self._read(body, user.name)
+        else:
+          total += self._read(inner, self._parameter(inner, position))
       elif user.opcode != 'dynamic-update-slice' or position != 0:
         return math.inf
     return total

@@ -36,6 +36,7 @@ NETWORKS = {
     ('llama', {}, 4),
     ('llama, later', toy.LATER_LLAMA, 8),
     ('llama, a window', {'windows': (3,)}, 4),
+    ('llama, experts', toy.EXPERTS, 4),
   )
 }
 _ONE_HEAD = toy.llama_config(
@@ -70,6 +71,7 @@ NETWORKS |= {
     'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
     'Gemma 4': toy_gemma.gemma_4(VOCAB_SIZE),
     'Gemma 4, E2B': toy_gemma.gemma_4_e2b(VOCAB_SIZE),
+    'Gemma 4, experts': toy_gemma.gemma_4_moe(VOCAB_SIZE),
     'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
   }.items()
 }
@@ -81,6 +83,8 @@ NETWORKS |= {
     ('T5 1.1', Bits(4, 4)),
     ('Gemma 3', Bits(8)),
     ('Gemma 4, E2B', Bits(8)),
+    ('Gemma 4, experts', Bits(4, 4)),
+    ('llama, experts', Bits(8)),
   )
   for config, make_params in [NETWORKS[name]]
 }

@@ -30,12 +30,14 @@ PACKAGE = pathlib.Path(families.__file__).parent.parent
 CONFIGS = {
   'llama': toy.llama_config(7, num_layers=3, has_attention_bias=True),
   'llama, later': toy.llama_config(7, **toy.LATER_LLAMA),
+  'llama, experts': toy.llama_config(7, **toy.EXPERTS),
   't5': toy_t5.config(7, num_layers=2),
   't5, scalable': toy_t5.config(7, num_layers=2, has_layer_relpos=True),
   't5, decoder only': toy_t5.config(7, num_encoder_layers=0, is_tied=True),
   'gemma': toy_gemma.decoder(7, num_layers=3),
   'gemma4': toy_gemma.gemma_4(7),
   'gemma4, E2B': toy_gemma.gemma_4_e2b(7),
+  'gemma4, experts': toy_gemma.gemma_4_moe(7),
   't5gemma': toy_gemma.encoder_decoder(7, num_encoder_layers=3),
   'block_decoder': dataclasses.replace(
     presets.spec_drafter('mini_2_2'), num_encoder_layers=3
@@ -215,12 +217,14 @@ def test_layers_are_told_stack_by_stack():
   assert {name: families.num_layers(c) for name, c in CONFIGS.items()} == {
     'llama': (3,),
     'llama, later': (2,),
+    'llama, experts': (2,),
     't5': (2, 2),
     't5, scalable': (2, 2),
     't5, decoder only': (1,),
     'gemma': (3,),
     'gemma4': (3,),
     'gemma4, E2B': (4,),
+    'gemma4, experts': (3,),
     't5gemma': (3, 2),
     'block_decoder': (3, 2),
     'block_heads': (),

@@ -1,5 +1,5 @@
-"""Makes tiny Gemma 4 models of Hugging Face transformers, and assistants for
-them; never edit them by hand.
+"""Makes tiny Gemma 4 models of Hugging Face transformers, assistants for them,
+and a Qwen3-MoE; never edit them by hand.
 
 Needs an environment of its own: transformers is no dependency of the package.
 
@@ -15,6 +15,7 @@ windows.
 - `tiny_gemma4_e2b`: per-layer embeddings, layers that share keys and values and
   have a feed-forward twice as wide;
 - `tiny_gemma4_moe`: shaped like the 26B-A4B, with experts;
+- `tiny_qwen3_moe`: a Qwen3-MoE, whose weights of experts do not sum to 1;
 - `tiny_gemma4_assistant` and `tiny_gemma4_e2b_assistant`: assistants for the
   first two, with logits of all tokens and of clusters. Their golden.npz has,
   for `lengths` of the rows of the target's `ids`, the `logits` of the drafts
@@ -102,10 +103,30 @@ def randomise(model, seed: int) -> None:
         buffer.uniform_(0.5, 1.0)
 
 
-def make_decoder(folder: pathlib.Path, sizes: dict, seed: int) -> None:
-  """Saves a random decoder, some token ids and its logits for them."""
+def gemma_4(sizes: dict):
   config = transformers.Gemma4TextConfig(**SIZES | sizes)
-  model = transformers.Gemma4ForCausalLM(config)
+  return transformers.Gemma4ForCausalLM(config)
+
+
+def qwen3_moe():
+  keys = ('vocab_size', 'hidden_size', 'num_attention_heads', 'head_dim')
+  return transformers.Qwen3MoeForCausalLM(
+    transformers.Qwen3MoeConfig(
+      **{key: SIZES[key] for key in keys},
+      num_hidden_layers=2,
+      num_key_value_heads=2,
+      num_experts=6,
+      num_experts_per_tok=2,
+      moe_intermediate_size=8,
+      norm_topk_prob=False,
+      max_position_embeddings=128,
+      attn_implementation='eager',
+    )
+  )
+
+
+def make_decoder(folder: pathlib.Path, model, seed: int) -> None:
+  """Saves a random decoder, some token ids and its logits for them."""
   randomise(model, seed)
   model.save_pretrained(folder)
   (folder / 'generation_config.json').unlink()
@@ -198,9 +219,10 @@ def main() -> None:
   )
   output = parser.parse_args().output
   torch.set_num_threads(1)
-  make_decoder(output / 'tiny_gemma4', DENSE, 1)
-  make_decoder(output / 'tiny_gemma4_e2b', PER_LAYER, 2)
-  make_decoder(output / 'tiny_gemma4_moe', EXPERTS, 3)
+  make_decoder(output / 'tiny_gemma4', gemma_4(DENSE), 1)
+  make_decoder(output / 'tiny_gemma4_e2b', gemma_4(PER_LAYER), 2)
+  make_decoder(output / 'tiny_gemma4_moe', gemma_4(EXPERTS), 3)
+  make_decoder(output / 'tiny_qwen3_moe', qwen3_moe(), 6)
   make_assistant(
     output / 'tiny_gemma4_assistant', output / 'tiny_gemma4', DENSE, 4
   )

@@ -1,5 +1,5 @@
-"""Gemmas and T5s equal to what Hugging Face transformers computed, in ragged
-pieces.
+"""Gemmas, T5s and a Qwen3-MoE equal to what Hugging Face transformers computed,
+in ragged pieces.
 
 `make_huggingface_gemma.py`, `make_huggingface_gemma4.py` and
 `make_huggingface_t5.py` make the files; these are never edited by hand.
@@ -19,8 +19,11 @@ from tests import slow, toy
 from tests.golden.test_t5_goldens import TINY as T5S
 
 GOLDEN = pathlib.Path(__file__).parent
-GEMMA_4 = ('tiny_gemma4', 'tiny_gemma4_e2b')
-TINY = ('tiny_gemma2', 'tiny_gemma3', *GEMMA_4, 'tiny_t5gemma')
+GEMMA_4 = ('tiny_gemma4', 'tiny_gemma4_e2b', 'tiny_gemma4_moe')
+TINY = (
+  *('tiny_gemma2', 'tiny_gemma3', *GEMMA_4, 'tiny_t5gemma'),
+  'tiny_qwen3_moe',
+)
 BLOCK = 4
 
 

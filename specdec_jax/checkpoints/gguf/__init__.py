@@ -229,8 +229,8 @@ def read_params(path: Path, config: _Config) -> Weights:
   found = {k: v for k, v in file.tensors.items() if k != _ROPE_FACTORS}
   stored_arrays.check(found, {p.name: p.in_file for p in wanted}, file.path)
 
-  def read(parameter: Parameter) -> np.ndarray:
-    values = container.read_tensor(file, parameter.name)
+  def read(parameter: Parameter, name: str) -> np.ndarray:
+    values = container.read_tensor(file, name)
     num_heads = num_rotary_heads(config, parameter)
     if num_heads and architecture == _INTERLEAVED:
       return split_rotary_halves(values, num_heads)

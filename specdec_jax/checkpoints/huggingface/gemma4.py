@@ -29,9 +29,20 @@ NAMES = gemma.NAMES | {
   'per_layer_gate': 'per_layer_input_gate',
   'per_layer_out': 'per_layer_projection',
   'post_per_layer_norm': 'post_per_layer_input_norm',
+  'post_mlp_norm_1': 'post_feedforward_layernorm_1',
+  'pre_mlp_norm_2': 'pre_feedforward_layernorm_2',
+  'post_mlp_norm_2': 'post_feedforward_layernorm_2',
+  'router': 'router.proj',
 }
 # Parameters of a layer that files call neither weight nor bias.
-_BARE_NAMES = {'layer_scalar': 'layer_scalar'}
+_EXPERT_WI = 'experts/expert_wi/kernel'
+_BARE_NAMES = {
+  'layer_scalar': 'layer_scalar',
+  'router/scale': 'router.scale',
+  'router/per_expert_scale': 'router.per_expert_scale',
+  _EXPERT_WI: 'experts.gate_up_proj',
+  'experts/expert_wo/kernel': 'experts.down_proj',
+}
 _LAYER = 'model.layers.{}'
 _TEXT_BRANCH = 'model.language_model.'
 # Tensors of what a model sees and hears.
@@ -43,8 +54,10 @@ _OTHER_SENSES = (
 )
 # What makes keys and values of a layer.
 _KEYS = ('k_proj', 'v_proj', 'k_norm', 'v_norm')
-# Keys about images and sound, and about how a file was made.
+# Keys about images and sound, about how a file was made, and of experts that
+# there are none of.
 WITHOUT_EFFECT = gemma.WITHOUT_EFFECT | frozenset((
+  'num_experts', 'top_k_experts', 'moe_intermediate_size',
   'audio_config', 'boi_token_id', 'eoi_token_id', 'image_token_id',
   'video_token_id', 'boa_token_id', 'eoa_token_id', 'eoa_token_index',
   'audio_token_id', 'vision_soft_tokens_per_image',
@@ -81,7 +94,6 @@ def sizes_of(values: Settings) -> Json:
   """Returns the fields of `Gemma4Config`, as an object of a configuration has
   them; raises ValueError as `read_config` does."""
   values.expect('attention_bias', False)
-  values.expect('enable_moe_block', False)
   values.expect('hidden_activation', 'gelu_pytorch_tanh')
   # Images are seen from both sides; a text never is.
   values.expect('use_bidirectional_attention', 'vision')
@@ -108,7 +120,19 @@ def sizes_of(values: Settings) -> Json:
     'per_layer_vocab_size': per_layer_vocab_size if per_layer_dim else 0,
     'logits_softcap': values.positive(cap) if values.has(cap) else 0.0,
     'norm_epsilon': values.positive('rms_norm_eps', 1e-6),
+    **_experts(values),
     **_rope(values),
+  }
+
+
+def _experts(values: Settings) -> dict[str, int]:
+  """Returns the fields that describe experts, if there are any."""
+  if not values.flag('enable_moe_block', False):
+    return {}
+  return {
+    'num_experts': values.count('num_experts'),
+    'num_chosen_experts': values.count('top_k_experts'),
+    'expert_dim': values.count('moe_intermediate_size'),
   }
 
 
@@ -220,7 +244,17 @@ def tensors_of_keys(numbers: Iterable[int]) -> tuple[str, ...]:
 
 def parameters_of(config: Gemma4Config) -> tuple[Parameter, ...]:
   """Lists every parameter of a model of these sizes, by Hugging Face's name."""
-  return parameters.of(config, name_of)
+  return tuple(map(_as_in_file, parameters.of(config, name_of)))
+
+
+def _as_in_file(parameter: Parameter) -> Parameter:
+  """Joins the axes that files join: gates and the other half of an input."""
+  if not parameter.path.endswith(_EXPERT_WI):
+    return parameter
+  # Ours are [E, 2, embed, width], of files [E, 2 * width, embed].
+  num_experts, _, embed_dim, width = parameter.shape
+  shape = num_experts, 2 * width, embed_dim
+  return dataclasses.replace(parameter, file_shape=shape)
 
 
 def name_of(path: str, names: Mapping[str, str] = NAMES) -> str:
@@ -289,5 +323,8 @@ def sizes_json(config: Gemma4Config) -> Json:
         'rope_theta': config.local_rope_base,
       },
     },
-    'enable_moe_block': False,
+    'enable_moe_block': config.num_experts > 0,
+    'num_experts': config.num_experts or None,
+    'top_k_experts': config.num_chosen_experts or None,
+    'moe_intermediate_size': config.expert_dim or None,
   }

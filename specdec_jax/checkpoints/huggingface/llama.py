@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3, which `models.llama` computes."""
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, which `models.llama` computes."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -16,8 +16,10 @@ from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
-MODEL_TYPES: tuple[str, ...] = ('llama', 'mistral', 'qwen2', 'qwen3')
-WITHOUT_EFFECT: frozenset[str] = frozenset()
+_MOE = 'qwen3_moe'
+MODEL_TYPES: tuple[str, ...] = ('llama', 'mistral', 'qwen2', 'qwen3', _MOE)
+# How experts are trained.
+WITHOUT_EFFECT = frozenset(('output_router_logits', 'router_aux_loss_coef'))
 # By the names of our branches; those of layer N are below `model.layers.N`.
 NAMES = {
   'token_embedder': 'model.embed_tokens',
@@ -34,7 +36,16 @@ NAMES = {
   'mlp/wi_0': 'mlp.gate_proj',
   'mlp/wi_1': 'mlp.up_proj',
   'mlp/wo': 'mlp.down_proj',
+  'experts': 'mlp.gate',
+  'experts/mlp/expert_wi': 'mlp.experts.gate_up_proj',
+  'experts/mlp/expert_wo': 'mlp.experts.down_proj',
 }
+# Names of the kernels of an expert, in the order of ours.
+_EXPERT_KERNELS = {
+  'experts/mlp/expert_wi/kernel': ('gate_proj', 'up_proj'),
+  'experts/mlp/expert_wo/kernel': ('down_proj',),
+}
+_LAYER = 'model.layers.{}'
 # Fields that are counts, with their keys in config.json.
 _COUNTS = {
   'vocab_size': 'vocab_size',
@@ -55,6 +66,8 @@ _FLAGS = {
   'is_causal': True,
 }
 FULL, SLIDING = 'full_attention', 'sliding_attention'
+# Classes of transformers whose names are not those of their types.
+_CLASSES = {_MOE: 'Qwen3Moe'}
 # Defaults of transformers.
 _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
@@ -63,7 +76,8 @@ def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
   """Returns the sizes that config.json states; raises ValueError for features
   that `models.llama` does not compute."""
   # All are one network: Mistral is Llama with a window, Qwen2 has biases on
-  # queries, keys and values, and Qwen3 norms of queries and keys.
+  # queries, keys and values, Qwen3 norms of queries and keys, and Qwen3-MoE
+  # experts as well.
   kind = values.text('model_type')
   check_supported(values, kind)
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
@@ -78,10 +92,26 @@ def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
     norm_epsilon=values.positive('rms_norm_eps', 1e-6),
     is_tied=values.flag('tie_word_embeddings', False),
     has_attention_bias=kind == 'qwen2',
-    has_qk_norm=kind == 'qwen3',
+    has_qk_norm=kind in ('qwen3', _MOE),
+    **(_experts(values) if kind == _MOE else {}),
     windows=_windows(values, kind, num_layers, sizes['max_positions']),
     dtype=dtype,
   )
+
+
+def _experts(values: Settings) -> Json:
+  """Reads the experts of a Qwen3-MoE; ValueError if layers differ."""
+  values.expect('decoder_sparse_step', 1, ': each layer has experts')
+  if values.counts('mlp_only_layers', []):
+    values.refuse('mlp_only_layers', 'none: each layer has experts')
+  # transformers 5 writes the second name.
+  key = 'num_experts' if values.has('num_experts') else 'num_local_experts'
+  return {
+    'num_experts': values.count(key, 128),
+    'num_chosen_experts': values.count('num_experts_per_tok', 8),
+    'expert_dim': values.count('moe_intermediate_size', 768),
+    'has_normalized_experts': values.flag('norm_topk_prob', False),
+  }
 
 
 def counts(
@@ -116,8 +146,10 @@ def check_supported(values: Settings, kind: str) -> None:
     values.expect(key, expected)
   # Qwen2 has biases whatever this says, and Mistral none.
   values.flag('attention_bias', False)
-  if kind in ('llama', 'qwen3'):
+  if kind in ('llama', 'qwen3', _MOE):
     values.expect('attention_bias', False)
+  if kind == _MOE:
+    values.expect('use_sliding_window', False)
   values.expect('hidden_act', 'silu')
   key = 'partial_rotary_factor'
   for place in (values, _rope_place(values, key)):
@@ -233,19 +265,52 @@ def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
 
 def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
   """Lists every parameter of a model of these sizes, by Hugging Face's name."""
-  return parameters.named(config, NAMES, 'model.layers.{}')
+  return tuple(
+    _by_expert(parameter)
+    for parameter in parameters.named(config, NAMES, _LAYER)
+  )
+
+
+def _by_expert(parameter: Parameter) -> Parameter:
+  """Names the tensors of which a file makes up the kernels of all experts."""
+  # Ours are [E, 2, embed, width] and [E, width, embed]; a file has a matrix for
+  # each expert, and for gates and the other half of its input.
+  layer, _, path = parameter.path.partition('/')
+  if path not in _EXPERT_KERNELS:
+    return parameter
+  prefix = _LAYER.format(layer.removeprefix('layers_'))
+  parts = tuple(
+    f'{prefix}.mlp.experts.{expert}.{name}.weight'
+    for expert in range(parameter.shape[0])
+    for name in _EXPERT_KERNELS[path]
+  )
+  return dataclasses.replace(parameter, parts=parts)
 
 
 def config_json(config: LlamaConfig, dtype: str) -> Json:
   """Makes a config.json; ValueError if transformers has no such network."""
   kind = _kind(config)
   return {
-    'architectures': [f'{kind.capitalize()}ForCausalLM'],
+    'architectures': [f'{_CLASSES.get(kind, kind.capitalize())}ForCausalLM'],
     'model_type': kind,
     'torch_dtype': dtype,
     **sizes_json(config, config.num_layers),
     'tie_word_embeddings': config.is_tied,
     **_windows_json(config, kind),
+    **_experts_json(config),
+  }
+
+
+def _experts_json(config: LlamaConfig) -> Json:
+  if not config.num_experts:
+    return {}
+  return {
+    'decoder_sparse_step': 1,
+    'mlp_only_layers': [],
+    'num_experts': config.num_experts,
+    'num_experts_per_tok': config.num_chosen_experts,
+    'moe_intermediate_size': config.expert_dim,
+    'norm_topk_prob': config.has_normalized_experts,
   }
 
 
@@ -275,6 +340,12 @@ def _kind(config: LlamaConfig) -> str:
   """Returns the `model_type` of a network."""
   if config.has_qk_norm and config.has_attention_bias:
     raise ValueError('Hugging Face has no has_qk_norm with has_attention_bias')
+  if config.num_experts:
+    if not config.has_qk_norm or any(attention.layer_windows(config)):
+      raise ValueError(
+        'Hugging Face has experts with has_qk_norm and without windows'
+      )
+    return _MOE
   if config.has_qk_norm:
     return 'qwen3'
   if config.has_attention_bias:

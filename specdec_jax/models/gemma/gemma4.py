@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, llama, networks
+from specdec_jax.models import attention, experts, kv_cache, llama, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import Norm, normalized
 from specdec_jax.models.kv_cache import Entries, KVCache
@@ -59,6 +59,9 @@ class Gemma4Config:
     per_layer_dim: size of the embeddings that each layer has of a token; 0 for
       none.
     per_layer_vocab_size: number of tokens with such embeddings.
+    num_experts: of each layer, beside its feed-forward; 0 for none.
+    num_chosen_experts: how many of them a token goes through.
+    expert_dim: width of each.
     rope_fraction: of the frequencies of full layers, the share that turns.
   """
 
@@ -77,6 +80,9 @@ class Gemma4Config:
   has_wide_shared_mlp: bool = False
   per_layer_dim: int = 0
   per_layer_vocab_size: int = 0
+  num_experts: int = 0
+  num_chosen_experts: int = 0
+  expert_dim: int = 0
   logits_softcap: float = 0.0
   rope_base: float = 1e6
   rope_factor: float = 1.0
@@ -103,6 +109,7 @@ class Gemma4Config:
         f'per_layer_dim {self.per_layer_dim} and per_layer_vocab_size '
         f'{self.per_layer_vocab_size} go together: set both or none'
       )
+    experts.check_sizes(self)
     # Raises ValueError for a shared layer without a source.
     sources(self)
 
@@ -253,6 +260,8 @@ class Layer(nn.Module):
     mlp_dim = config.mlp_dim * (2 if is_wide else 1)
     h = norm(config, name='pre_mlp_layer_norm')(x)
     h = Mlp(mlp_dim, ('gelu', 'linear'), config.dtype, name='mlp')(h)
+    if config.num_experts:
+      h = norm(config, name='post_mlp_norm_1')(h) + self._through_experts(x)
     x = x + norm(config, name='post_mlp_layer_norm')(h)
     # 3) The layer's own embedding of the token, gated by the stream.
     if embedding is not None:
@@ -264,6 +273,43 @@ class Layer(nn.Module):
     ones = nn.initializers.ones_init()
     scalar = parameter(self, 'layer_scalar', ones, (1,)).astype(config.dtype)
     return x * scalar[None, None], keys, values
+
+  def _through_experts(self, x: Array) -> Array:
+    """Sends the stream `[B, T, embed]` before the feed-forward, with norms of
+    their own, through the experts that are chosen for it."""
+    config = self.config
+    ids, weights = Router(config, name='router')(x)
+    mixed = experts.Experts(
+      config.num_experts,
+      config.expert_dim,
+      'gelu',
+      config.dtype,
+      name='experts',
+    )(norm(config, name='pre_mlp_norm_2')(x), ids, weights)
+    return norm(config, name='post_mlp_norm_2')(mixed)
+
+
+class Router(nn.Module):
+  """Chooses experts, in float32."""
+
+  config: Gemma4Config
+
+  @nn.compact
+  def __call__(self, x: Array) -> tuple[Array, Array]:
+    """Returns ids and weights `[B, T, k]` for the stream `[B, T, embed]`."""
+    config = self.config
+    ones = nn.initializers.ones_init()
+    scale = parameter(self, 'scale', ones, (config.embed_dim,))
+    scale = scale.astype(jnp.float32) * config.embed_dim**-0.5
+    x = normalized(x, config.norm_epsilon) * scale[None, None]
+    logits = experts.router_logits(self, x, config.num_experts)
+    ids, weights = experts.choose(
+      logits, config.num_chosen_experts, is_normalized=True
+    )
+    per_expert = parameter(
+      self, 'per_expert_scale', ones, (config.num_experts,)
+    )
+    return ids, weights * per_expert.astype(jnp.float32)[ids]
 
 
 class Decoder(nn.Module):
