@@ -41,8 +41,11 @@ def say(sentence: str) -> None:
 
 
 def show(text: str = '', *, end: str = '\n') -> None:
-  """Prints a text on standard output, see `visible_text.for_stream`."""
-  print(visible_text.for_stream(text, sys.stdout), end=end, flush=True)
+  """Prints a text on standard output, if there is one, as
+  `visible_text.for_stream` returns it."""
+  if sys.stdout is not None:
+    text = visible_text.for_stream(text, sys.stdout)
+    print(text, end=end, flush=True)
 
 
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:

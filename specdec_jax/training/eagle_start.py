@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specdec_jax.base import Array
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import Folders
-from specdec_jax.launch import processes
+from specdec_jax.launch import processes, progress
 from specdec_jax.models.drafting import eagle
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
@@ -105,10 +105,9 @@ def eagle_params(
   )
   ids, coverage = written_texts.most_frequent(counts, config.draft_vocab_size)
   if processes.is_first():
-    print(
+    progress.show(
       f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
-      f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
-      flush=True,
+      f'{coverage:.2%} of {counts.sum():,} that {target} wrote'
     )
   found, params = training.read_target(target, jnp.float32)
   return begun(config, rng_key, found, params, jnp.asarray(ids, jnp.int32))

@@ -137,7 +137,7 @@ def _write(
       vocabulary_files.write(begun, words)
     orbax.save(begun, config, params)
   if processes.is_first():
-    print(f'the model is in {folder}', flush=True)
+    progress.show(f'the model is in {folder}')
 
 
 def _computed_in(
@@ -233,10 +233,10 @@ def _reporting(folder: Path, schedule: loop.Schedule) -> Iterator[_Reporting]:
         return
       if bar is not None:
         with bar.hidden():
-          print(sentence, flush=True)
+          progress.show(sentence)
         return
       compiling.close()
-      print(sentence, flush=True)
+      progress.show(sentence)
       wait()
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
