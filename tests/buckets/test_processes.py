@@ -211,8 +211,8 @@ def test_a_pod_that_trains_loses_a_host(server, bucket, start, tmp_path):
   assert_done(
     pod(start, 100, test_training.argv(tmp_path, tmp_path / 'run', 4))
   )
-  # config.gin, sizes, vocabulary, the lines of two steps; then two more.
-  first, second = pod(start, 4, test_training.argv(there, out, 4))
+  # Sizes, vocabulary, settings, config.gin, the lines of two steps; then more.
+  first, second = pod(start, 5, test_training.argv(there, out, 4))
   assert_killed(first)
   second.kill()
   second.wait()
