@@ -82,7 +82,8 @@ COMPLAINTS = {
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
     ('--drafter', 'suffix', '--adaptive', 'heuristic'),
-    '--adaptive is for --drafter model or quantized or eagle, not suffix',
+    '--adaptive is for --drafter model or quantized or eagle or',
+    ', not suffix',
   ),
   'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
   'an estimate of nothing': (
@@ -99,7 +100,8 @@ COMPLAINTS = {
   ),
   'a tree for copies': (
     ('--drafter', 'prompt_lookup', '--tree', '4'),
-    'tree is for drafter model or quantized or eagle or none, not',
+    'tree is for drafter model or quantized or eagle or',
+    'or none, not prompt_lookup',
   ),
   'a tree that is none': (
     ('--draft_model', 'x', '--tree', '0,0,9'),
