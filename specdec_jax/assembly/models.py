@@ -109,7 +109,7 @@ def read_drafter_config(model: Model, kind: str) -> Any:
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
   if isinstance(model.sizes, str):
-    config = presets.spec_drafter(model.sizes, dtype=dtype)
+    config = presets.drafter(model.sizes, dtype=dtype)
   elif model.sizes is not None:
     config = cast(DrafterConfig, model.sizes)
   else:

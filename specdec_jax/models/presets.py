@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families
+from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import AnyConfig, Config
@@ -57,6 +58,12 @@ SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
   for name, config in _ALL.items()
   if isinstance(config, BlockDecoderConfig)
 }
+# Assistants of Gemma 4, by the name of their target.
+ASSISTANTS: dict[str, AssistantConfig] = {
+  name: config
+  for name, config in _ALL.items()
+  if isinstance(config, AssistantConfig)
+}
 PRESETS: dict[str, Config] = {
   name: config for name, config in _ALL.items() if isinstance(config, Config)
 }
@@ -79,6 +86,15 @@ def spec_drafter(
 ) -> BlockDecoderConfig:
   """Looks up a Spec-Drafter's sizes in `SPEC_DRAFTERS`, as `preset`."""
   return dataclasses.replace(_named(name, SPEC_DRAFTERS), dtype=dtype)
+
+
+def drafter(
+  name: str, *, dtype: jnp.dtype = jnp.float32
+) -> BlockDecoderConfig | AssistantConfig:
+  """Looks up sizes in `SPEC_DRAFTERS` or `ASSISTANTS`, as `preset`."""
+  if name in ASSISTANTS:
+    return dataclasses.replace(ASSISTANTS[name], dtype=dtype)
+  return spec_drafter(name, dtype=dtype)
 
 
 def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:

@@ -24,6 +24,9 @@ from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
 from specdec_jax.tpu_costs.aot import Slice
 
+# Sizes of what drafts, by name.
+_NAMED = presets.PRESETS, presets.SPEC_DRAFTERS, presets.ASSISTANTS
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -114,11 +117,10 @@ def decoder_of(
     if draft in presets.EAGLES:
       config = models.read_config(model)
       sizes = presets.eagle(draft, config, dtype=jnp.dtype(dtype))
-    elif draft in presets.PRESETS or draft in presets.SPEC_DRAFTERS:
+    elif any(draft in named for named in _NAMED):
       sizes = draft
     else:
-      named = presets.PRESETS, presets.SPEC_DRAFTERS, presets.EAGLES
-      _check_spelling(draft, itertools.chain(*named))
+      _check_spelling(draft, itertools.chain(*_NAMED, presets.EAGLES))
     own = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
   return decoder_lib.outline(
     model,

@@ -57,12 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--draft',
     metavar='PRESET',
-    help='what drafts: sizes such as t5_1_1_small or eagle3_8k, or its folder',
+    help='what drafts: sizes such as t5_1_1_small, eagle3_8k or '
+    'gemma4_e4b_assistant, or its folder',
   )
   add(
     '--drafter',
     choices=[name for name in DRAFTERS if name not in _UNPRICED],
-    help='(default: model, or eagle for its sizes)',
+    help='(default: model, or eagle or assistant for their sizes)',
   )
   add(
     '--topology',
@@ -212,7 +213,11 @@ def _read(path: str, max_gamma: int | None) -> Figures:
 def _compile(args: argparse.Namespace) -> Figures:
   dtype = jnp.dtype(args.dtype or 'bfloat16')
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
-  by_sizes = 'eagle' if args.draft in presets.EAGLES else 'model'
+  by_sizes = 'model'
+  if args.draft in presets.EAGLES:
+    by_sizes = 'eagle'
+  if args.draft in presets.ASSISTANTS:
+    by_sizes = 'assistant'
   decoder = workloads.decoder_of(
     *(args.target, args.drafter or by_sizes, args.draft),
     dtype=dtype.name,
