@@ -113,8 +113,8 @@ test-all: $(VENV)/dev.done
 	$(call TESTS)
 
 # Tests under settings that users may choose for a whole process.
-EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \
-  tests/test_exactness_loop.py tests/test_invariances.py tests/test_keys.py \
+EXACTNESS := tests/verification/test_exactness_rules.py tests/decoding/test_exactness_controls.py \
+  tests/decoding/test_exactness_loop.py tests/decoding/test_invariances.py tests/sampling/test_keys.py \
   tests/contracts
 
 modes: $(VENV)/dev.done

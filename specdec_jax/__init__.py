@@ -9,7 +9,7 @@ __version__ = '0.2.0'
 
 from typing import TYPE_CHECKING, Any
 
-from specdec_jax import decoding, drafters, logits, theory, verification
+from specdec_jax import decoding, drafters, theory, verification
 from specdec_jax.base import (
   Context,
   Draft,
@@ -22,6 +22,7 @@ from specdec_jax.base import (
 )
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.sampling import logits
 
 if TYPE_CHECKING:
   from specdec_jax.assembly.api import Completion, generate, load, stream

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions, logits
+from specdec_jax import arrays
 from specdec_jax.base import Draft, Drafter, LanguageModel, Tree, Verification
+from specdec_jax.sampling import distributions, logits
 from specdec_jax.verification import decision
 from specdec_jax.verification.block import decide as decide_block
 from specdec_jax.verification.decision import Decision

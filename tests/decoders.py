@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import logits, verification
+from specdec_jax import verification
 from specdec_jax.base import Draft, Drafter, Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.sampling import logits
 
 GREEDY = logits.standardize(temperature=0)
 SAMPLED = logits.standardize(temperature=0.9)

@@ -27,7 +27,7 @@ class Sampling(NamedTuple):
 def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
   """Standardised sampling in plain numpy, float64 `[..., V]`.
 
-  Written apart from `specdec_jax.logits`; ties are not its business.
+  Written apart from `specdec_jax.sampling.logits`; ties are not its business.
   """
   logits = np.asarray(logits, np.float64)
   if sampling.temperature == 0:

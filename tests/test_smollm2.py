@@ -15,12 +15,13 @@ import pytest
 
 import specdec_jax
 from experiments.suite import examples
-from specdec_jax import drafters, logits, verification
+from specdec_jax import drafters, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
+from specdec_jax.sampling import logits
 from specdec_jax.text import prompts
 from tests import slow
 

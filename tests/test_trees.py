@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters
+from specdec_jax.assembly import recording
 from specdec_jax.base import Params, Tree
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.trace import recording
 from tests import decoders, slow, toy, toy_gemma, toy_t5, toy_tree
 from tests.decoders import GREEDY, SAMPLED, plain, rows, speculate
 from tests.toy_tree import BENT, rule

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from experiments.beams import plain as reordering
-from specdec_jax import logits
 from specdec_jax.base import Params, Prompt
-from specdec_jax.contrib import beams, speculative_beams
+from specdec_jax.contrib.beams import beam_drafters as beams
+from specdec_jax.contrib.beams import speculative_beams
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.sampling import logits
 from tests import slow, toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.contracts.table_of_models import ROWS as MODELS

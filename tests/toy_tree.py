@@ -6,8 +6,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions, logits, verification
+from specdec_jax import arrays, verification
 from specdec_jax.base import Array, Draft, Drafter, Tree, VerifyFn
+from specdec_jax.sampling import distributions, logits
 
 # The first node has two children and the second one; the third depth has one.
 BENT = Tree(parents=(0, 0, 1, 1, 2, 3))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import audit, logits, processors
+from specdec_jax import audit
 from specdec_jax.base import (
   Context,
   Drafter,
@@ -20,6 +20,7 @@ from specdec_jax.base import (
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.sampling import logits, processors
 from tests import goodness_of_fit, toy
 from tests.proof_report import record
 

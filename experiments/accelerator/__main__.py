@@ -38,8 +38,8 @@ from specdec_jax.measure import iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.models import presets
+from specdec_jax.planning import planner
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.theory import planner
 from specdec_jax.theory.costs import Costs
 
 MODULE = 'experiments.accelerator'

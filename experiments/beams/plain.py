@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
-from specdec_jax.decoding import beam_search, statistics
+from specdec_jax.contrib.beams import beam_search
+from specdec_jax.contrib.beams.beam_search import BeamOutput, Rules, Search
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding.beam_search import BeamOutput, Rules, Search
+from specdec_jax.decoding import statistics
 from specdec_jax.decoding.state import EosId
 
 

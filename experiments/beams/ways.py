@@ -12,18 +12,20 @@ import numpy as np
 from experiments import common
 from experiments.beams import plain as reordering
 from experiments.leviathan2023.pairs import Pair
-from specdec_jax.assembly import beam_drafting
 from specdec_jax.assembly.drafters import (
   DrafterChoice,
   NoDrafter,
   PromptLookup,
 )
 from specdec_jax.base import Params, Prompt
-from specdec_jax.contrib import speculative_beams
-from specdec_jax.decoding import beam_search
+from specdec_jax.contrib.beams import (
+  beam_drafting,
+  beam_search,
+  speculative_beams,
+)
+from specdec_jax.contrib.beams.beam_search import BeamOutput
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding.beam_search import BeamOutput
-from specdec_jax.logits import mask_padding
+from specdec_jax.sampling.logits import mask_padding
 
 PLAIN, NONE = 'plain', 'one cache row, no draft'
 

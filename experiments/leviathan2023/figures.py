@@ -14,17 +14,19 @@ from experiments.leviathan2023 import measured, pairs, paper
 from experiments.leviathan2023.measured import RULE, Settings
 from experiments.leviathan2023.pairs import Pair
 from experiments.plots import Measured
-from specdec_jax.assembly import running
+from specdec_jax.assembly import recording, running
+from specdec_jax.assembly import trace_files as storage
+from specdec_jax.assembly.recording import Record
+from specdec_jax.assembly.trace_files import Trace
 from specdec_jax.base import Prompt
+from specdec_jax.cli import wording
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import stopwatch
 from specdec_jax.text.prompts import Batch
 from specdec_jax.text.tasks import Example
 from specdec_jax.theory.costs import Costs
-from specdec_jax.trace import recording, storage, svg, wording
-from specdec_jax.trace.recording import Record
-from specdec_jax.trace.storage import Trace
+from specdec_jax.trace import svg
 
 # Of the trace, and the two of the timeline as far as scoring was timed.
 GAMMA, GAMMAS = 7, (7, 3)

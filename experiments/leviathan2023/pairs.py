@@ -20,7 +20,7 @@ from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.data import ngram_counts
+from specdec_jax.contrib.ngram import ngram_counts
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families

@@ -35,7 +35,7 @@ from specdec_jax.base import Context, Prompt
 from specdec_jax.measure import sides, stopwatch
 from specdec_jax.models import presets
 from specdec_jax.models.products import by_rows, by_tiles, tiled
-from specdec_jax.processors import after_drafts
+from specdec_jax.sampling.processors import after_drafts
 
 MODULE = 'experiments.plain_step'
 _PROMPT = 'Explain how a refrigerator keeps food cold.'

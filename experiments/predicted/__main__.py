@@ -24,10 +24,9 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import by_name
-from specdec_jax.theory import planner
+from specdec_jax.planning import aot, parts, planner
+from specdec_jax.planning.workloads import Workload
 from specdec_jax.theory.costs import Costs
-from specdec_jax.tpu_costs import aot, parts
-from specdec_jax.tpu_costs.workloads import Workload
 
 MODULE = 'experiments.predicted'
 _PROMPTS = 'experiments/prompts'

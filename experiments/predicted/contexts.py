@@ -22,8 +22,8 @@ from experiments import common, report
 from experiments.report import Cells, Table
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.models import attention
+from specdec_jax.planning import aot, parts, workloads
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.tpu_costs import aot, parts, workloads
 
 MODULE = 'experiments.predicted.contexts'
 # Positions of a plain step and of one that verifies.

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import common, report
-from specdec_jax import distributions
 from specdec_jax.assembly import lengths, models, usual
 from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.models import Model
@@ -32,6 +31,7 @@ from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
+from specdec_jax.sampling import distributions
 from specdec_jax.text import tasks
 
 Figures = dict[str, Any]

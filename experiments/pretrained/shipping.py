@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from experiments.pretrained import card, curve
 from specdec_jax.checkpoints import formats, loading, model_file, pretrained
-from specdec_jax.data import token_files, written_texts
 from specdec_jax.files import replacing
 from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
 from specdec_jax.training import metrics_log
+from specdec_jax.training.data import token_files, written_texts
 
 _VOCABULARY = (vocabulary_files.SENTENCEPIECE, 'tokenizer_config.json')
 # A macro of config.gin with a value that Python reads; gin indents the lines

@@ -17,10 +17,10 @@ import numpy as np
 
 from experiments.xia2023 import glancing, recipes
 from experiments.xia2023.batches import from_length_buckets
-from specdec_jax.data import token_files
 from specdec_jax.launch import compilation_cache
 from specdec_jax.models import presets
 from specdec_jax.training import loop, optimizers
+from specdec_jax.training.data import token_files
 
 
 def main() -> None:

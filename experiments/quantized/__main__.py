@@ -35,9 +35,8 @@ from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.infer import quality
 from specdec_jax.measure import calibration, sides, stopwatch
 from specdec_jax.models import families
+from specdec_jax.planning import aot, parts, planner, workloads
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.theory import planner
-from specdec_jax.tpu_costs import aot, parts, workloads
 
 MODULE = 'experiments.quantized'
 _PROMPTS = Path('experiments/suite/prompts')

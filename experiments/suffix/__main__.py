@@ -26,7 +26,7 @@ from specdec_jax.assembly import completions, packing, running
 from specdec_jax.assembly.completions import Completion
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.base import Array, Arrays, Context, Drafter
-from specdec_jax.data import text_pool
+from specdec_jax.drafters import text_pool
 from specdec_jax.measure import stopwatch
 
 MODULE = 'experiments.suffix'

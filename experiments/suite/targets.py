@@ -22,9 +22,11 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params, Prompt, Tree
+from specdec_jax.decoding import exact_bits
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, exact_bits, metrics, sides
+from specdec_jax.measure import benchmark, sides
 from specdec_jax.measure.benchmark import Drafted
 from specdec_jax.measure.sides import Side
 from specdec_jax.models import families

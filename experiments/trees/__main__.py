@@ -34,9 +34,9 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Params, Tree
 from specdec_jax.measure import calibration
+from specdec_jax.planning import aot, parts, workloads
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import trees
-from specdec_jax.tpu_costs import aot, parts, workloads
 
 MODULE = 'experiments.trees'
 # Of all drafts that are timed: trees have more nodes, and are no deeper.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec_jax.data import datasets, token_files, training_batches
-from specdec_jax.data.datasets import Dataset
-from specdec_jax.data.training_batches import Group
 from specdec_jax.files.paths import user_path
+from specdec_jax.training.data import datasets, token_files, training_batches
+from specdec_jax.training.data.datasets import Dataset
+from specdec_jax.training.data.training_batches import Group
 
 
 def from_length_buckets(

@@ -13,11 +13,11 @@ from experiments.xia2023 import ways
 from experiments.xia2023.ways import Pair
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.recording import Record
 from specdec_jax.assembly.rules import TopBeta
 from specdec_jax.base import Context, Prompt
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.text.prompts import Batch
-from specdec_jax.trace.recording import Record
 
 # The cached and the teacher-forced pass round differently; a token this close
 # to a limit, in nats, is not held against a rule.

@@ -15,7 +15,6 @@ import numpy as np
 
 from specdec_jax import arrays
 from specdec_jax.base import Array
-from specdec_jax.data.datasets import Dataset
 from specdec_jax.models import products, quantized
 from specdec_jax.models.drafting import block_decoder
 from specdec_jax.models.drafting.block_decoder import (
@@ -24,6 +23,7 @@ from specdec_jax.models.drafting.block_decoder import (
 )
 from specdec_jax.models.layers import applied
 from specdec_jax.training import chunked, losses
+from specdec_jax.training.data.datasets import Dataset
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 # Feature of a batch, float32 `[B]`: r, what share of the mistakes is given

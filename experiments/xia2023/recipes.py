@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from experiments.xia2023 import glancing
 from specdec_jax.base import Array
-from specdec_jax.models.drafting import block_heads
+from specdec_jax.contrib.block_heads import network as block_heads
+from specdec_jax.contrib.block_heads.network import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
-from specdec_jax.models.drafting.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.layers import applied
 from specdec_jax.models.t5 import T5
 from specdec_jax.training import losses

@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 
+from specdec_jax.assembly import recording
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.log_probs import Scored, Top
 from specdec_jax.assembly.running import Iterations
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.measure import metrics
 from specdec_jax.text import stop_strings, vocabularies
 from specdec_jax.text.prompts import Batch
-from specdec_jax.trace import recording
 
 _log = logging.getLogger('specdec_jax')
 
@@ -40,7 +40,7 @@ class Completion:
       'nan' where logits were not numbers, or settings left no token.
     gamma: drafted tokens per iteration, at most; 0 for plain decoding.
     statistics: by name: tokens, target runs, tokens per target run, drafted
-      and accepted tokens, the acceptance rate; see `measure.metrics`.
+      and accepted tokens, the acceptance rate; see `decoding.rates`.
   """
 
   prompt: str

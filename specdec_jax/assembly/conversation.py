@@ -107,7 +107,7 @@ class Conversation:
 
   def stream(self, text: str, *, show: Show | None = None) -> Stream:
     """Answers a message of the user, piece by piece; `show` gets the record of
-    each iteration, see `trace.recording`.
+    each iteration, see `assembly.recording`.
 
     An answer that is broken off, by an interrupt, `close` or the next message,
     stays in the conversation as far as it came. ValueError if the message is

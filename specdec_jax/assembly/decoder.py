@@ -20,11 +20,10 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
 from specdec_jax.checkpoints import formats, huggingface, loading
 from specdec_jax.checkpoints.formats import Shardings
-from specdec_jax.data import text_pool
+from specdec_jax.decoding import exact_bits as exact_bits_lib
 from specdec_jax.decoding.method import Method
-from specdec_jax.drafters import Pool
+from specdec_jax.drafters import Pool, text_pool
 from specdec_jax.launch import agreement
-from specdec_jax.measure import exact_bits as exact_bits_lib
 from specdec_jax.models import families
 from specdec_jax.text.stop_strings import split_stops
 from specdec_jax.text.vocabularies import AnyVocabulary

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, grammars, logits, processors
+from specdec_jax import arrays
 from specdec_jax.assembly import running, sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.base import Array, Arrays, Context, Params, Prompt
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.models import families
+from specdec_jax.sampling import grammars, logits, processors
 from specdec_jax.text.prompts import Batch
 
 # Positions per call of the target: more would need memory for more logits.

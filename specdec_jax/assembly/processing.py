@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import base, processors
+from specdec_jax import base
 from specdec_jax.assembly import constraints
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.launch.numbers import literal
+from specdec_jax.sampling import processors
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _MOST = 2**31 - 1

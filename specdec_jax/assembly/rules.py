@@ -120,7 +120,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopBeta:
-  """`verification.top_beta`, which reads the target's distributions at
+  """`contrib.top_beta.rule`, which reads the target's distributions at
   temperature 1 and decodes greedily."""
 
   beta: int = option(

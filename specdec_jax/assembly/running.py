@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from specdec_jax import keys
+from specdec_jax.assembly import recording
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.sampling import (
   LIMITS,
@@ -20,12 +20,12 @@ from specdec_jax.assembly.sampling import (
   overriding,
 )
 from specdec_jax.base import Array, Params, Prompt
+from specdec_jax.decoding import exact_bits
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
-from specdec_jax.measure import exact_bits
+from specdec_jax.sampling import keys
 from specdec_jax.text import stop_strings
 from specdec_jax.text.prompts import Batch
-from specdec_jax.trace import recording
 
 Show = Callable[[recording.Record], None]
 # From a batch, and the functions that are shown each record, to the output.

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import base, logits
+from specdec_jax import base
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.option_fields import field_names, option, plain
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
 from specdec_jax.launch.numbers import count, number, share
 from specdec_jax.launch.spelling import did_you_mean
+from specdec_jax.sampling import logits
 
 _MOST = 2**31 - 1
 temperature = number(

@@ -5,11 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions, keys, processors
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
+from specdec_jax.sampling import distributions, keys, processors
 from specdec_jax.verification.decision import split_by_purpose
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, grammars, keys, processors
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding import statistics, target_call, tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
 from specdec_jax.decoding.tree_drafts import Line
+from specdec_jax.sampling import grammars, keys, processors
 from specdec_jax.verification import decision
 
 

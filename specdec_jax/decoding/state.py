@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, base, grammars, keys
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context, Draft, Prompt, Verification
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.sampling import grammars, keys
 
 EosId = int | tuple[int, ...]
 

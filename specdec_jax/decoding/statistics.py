@@ -1,4 +1,4 @@
-"""Counters of a decode, of which `measure.metrics` makes rates.
+"""Counters of a decode, of which `decoding.rates` makes rates.
 
 Finished rows are not counted. Of a block that EOS or the length limit cuts
 short, only what was committed counts.

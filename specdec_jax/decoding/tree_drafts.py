@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, keys, trees
+from specdec_jax import arrays, trees
 from specdec_jax.base import (
   Array,
   Arrays,
@@ -20,6 +20,7 @@ from specdec_jax.base import (
   Verification,
 )
 from specdec_jax.decoding.method import Method
+from specdec_jax.sampling import keys
 
 
 def check(target: LanguageModel, drafter: Drafter) -> None:

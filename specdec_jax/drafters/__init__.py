@@ -1,5 +1,6 @@
 """Drafters: sources of drafts, each a few pure functions (`base.Drafter`)."""
 
+from specdec_jax.contrib.ngram.drafter import NGramTable, ngram
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.assistant import AssistantModel, assistant
@@ -7,7 +8,6 @@ from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
-from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
 from specdec_jax.drafters.stateless import none

@@ -6,11 +6,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions, keys, processors
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
 from specdec_jax.drafters.stateless import check_gamma
+from specdec_jax.sampling import distributions, keys, processors
 
 
 @base.value

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, base, distributions, keys, processors
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Placement
 from specdec_jax.drafters.stateless import check_gamma
+from specdec_jax.sampling import distributions, keys, processors
 
 # Logits, `left` (empty for a language model), and the cache.
 _Fed = tuple[Array, tuple[()], Arrays]

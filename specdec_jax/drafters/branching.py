@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import base, distributions, keys, processors, trees
+from specdec_jax import base, trees
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Tree
 from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
 from specdec_jax.drafters.stateless import check_gamma
+from specdec_jax.sampling import distributions, keys, processors
 
 
 def branching(

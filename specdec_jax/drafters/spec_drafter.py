@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
-from specdec_jax.logits import mask_padding
+from specdec_jax.sampling.logits import mask_padding
 
 
 class BlockModel(NamedTuple):

@@ -24,7 +24,7 @@ APART, _BEFORE = -1, -2
 
 @base.value
 class Pool:
-  """Texts to copy from; see `data.text_pool`.
+  """Texts to copy from; see `drafters.text_pool`.
 
   Attributes:
     tokens: int32 `[N]`, the latest text last; -1 at the start and after each.

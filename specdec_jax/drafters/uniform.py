@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import keys
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import stateless
+from specdec_jax.sampling import keys
 
 
 def uniform(

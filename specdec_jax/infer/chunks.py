@@ -18,16 +18,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.assembly import auto_gamma
+from specdec_jax.assembly import auto_gamma, decode_many
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.base import Params
-from specdec_jax.data import text_pool
-from specdec_jax.infer import decode_many, examples, strategies
+from specdec_jax.decoding import rates as metrics
+from specdec_jax.drafters import text_pool
+from specdec_jax.infer import examples, strategies
 from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.infer.records import Record
 from specdec_jax.launch import agreement, processes, progress
-from specdec_jax.measure import metrics, trials
+from specdec_jax.measure import trials
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory.gamma_trials import ChosenGamma
 

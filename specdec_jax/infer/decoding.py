@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping
 
 from jax.sharding import Mesh
 
-from specdec_jax.assembly import beam_drafting, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import rules, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import NAMES, Options, Sampling
+from specdec_jax.contrib.beams import beam_drafting
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -40,7 +41,7 @@ class Decoding(Options):
     refill_size: rows that are refilled at once; None for a quarter. All of them
       makes every batch wait for its slowest row.
     num_samples: decodes of each example, each with a random stream of its own.
-    num_decodes: beams, if any, of beam search (`decoding.beam_search`), which
+    num_decodes: beams, if any, of beam search (`contrib.beams.beam_search`), which
       takes the place of the loop; T5X's name.
     draft_width: nodes of a level that a draft model drafts for a beam search;
       None for twice `num_decodes`.

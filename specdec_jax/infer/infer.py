@@ -13,20 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jax.sharding import Mesh
 
-from specdec_jax.assembly import models, running
+from specdec_jax.assembly import decode_many, models, running
 from specdec_jax.assembly.drafters import NoDrafter
-from specdec_jax.data import text_pool
-from specdec_jax.drafters import Pool
+from specdec_jax.drafters import Pool, text_pool
 from specdec_jax.files.paths import local_path, user_path
 from specdec_jax.files.require import require
-from specdec_jax.infer import (
-  chunks,
-  decode_many,
-  examples,
-  output,
-  records,
-  strategies,
-)
+from specdec_jax.infer import chunks, examples, output, records, strategies
 from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.chunks import Gammas
 from specdec_jax.infer.decoding import Decoding, Job

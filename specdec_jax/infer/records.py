@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.decoding.beam_search import BeamOutput
+from specdec_jax.contrib.beams.beam_search import BeamOutput
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.scoring import ScoreOutput
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.marks import Counts
-from specdec_jax.measure import metrics
 
 # Neighbouring rows can change the last bits of a log-probability, but not these
 # decimals: a restart writes the same bytes.
@@ -32,7 +32,7 @@ def of_samples(
 ) -> Record:
   """Returns the line of an example's decodes, outputs of one row each.
 
-  `aux` has the counters and rates of `measure.metrics.row_summary`, `log_prob`
+  `aux` has the counters and rates of `decoding.rates.row_summary`, `log_prob`
   of all new tokens together, and how the row ended: `'eos'`, `'length'` or
   `'nan'`. Of several decodes `prediction` and all that is in `aux` are lists,
   the likeliest last; then, and `with_scores`, `scores` are the

@@ -13,17 +13,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax.assembly import beam_drafting, models
+from specdec_jax.assembly import decode_many, models
 from specdec_jax.assembly.decoder import own_params
 from specdec_jax.base import Arrays, Params, Prompt
-from specdec_jax.contrib import speculative_beams
-from specdec_jax.decoding import scoring, speculative
+from specdec_jax.contrib.beams import beam_drafting, speculative_beams
+from specdec_jax.decoding import exact_bits, scoring, speculative
 from specdec_jax.decoding.program import Program
-from specdec_jax.infer import decode_many, examples, records
+from specdec_jax.infer import examples, records
 from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes, progress
-from specdec_jax.measure import exact_bits
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 

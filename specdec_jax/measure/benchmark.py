@@ -13,9 +13,10 @@ import numpy as np
 
 from specdec_jax import theory
 from specdec_jax.base import Drafter
-from specdec_jax.measure import metrics, stopwatch
+from specdec_jax.decoding import rates as metrics
+from specdec_jax.decoding.rates import Counts
 from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.metrics import Counts
+from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side, Timed
 from specdec_jax.theory import estimates
 

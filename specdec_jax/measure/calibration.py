@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, distributions
+from specdec_jax import arrays
 from specdec_jax.base import (
   Array,
   Draft,
@@ -28,6 +28,7 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.launch import progress
 from specdec_jax.measure import stopwatch
+from specdec_jax.sampling import distributions
 from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array, Params, Prompt
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
+from specdec_jax.decoding.rates import Counts
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.measure import metrics, stopwatch
-from specdec_jax.measure.metrics import Counts
+from specdec_jax.measure import stopwatch
 
 Name = TypeVar('Name')
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, keys
+from specdec_jax import arrays
 from specdec_jax.base import (
   Context,
   Draft,
@@ -27,6 +27,7 @@ from specdec_jax.base import (
 )
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.launch import platforms, progress
+from specdec_jax.sampling import keys
 
 Name = TypeVar('Name', bound=Hashable)
 Made = TypeVar('Made')

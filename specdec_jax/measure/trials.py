@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.files import replacing
 from specdec_jax.launch import compilation_cache, processes
-from specdec_jax.measure import metrics
 from specdec_jax.theory import estimates, gamma_trials
 from specdec_jax.theory.gamma_trials import ChosenGamma, Trial
 

@@ -234,7 +234,7 @@ def _in_blocks(
   sums = jnp.zeros((*shape, 1), jnp.float32)
   mixed = jnp.zeros((*shape, values.shape[3]), jnp.float32)
   lowest = jnp.full_like(sums, jnp.finfo(jnp.float32).min)
-  # `tpu_costs.hlo` reads of the name how often the loop runs.
+  # `planning.hlo` reads of the name how often the loop runs.
   with jax.named_scope(f'blocks_of_{size}_in_{capacity}'):
     _, total, mixed = jax.lax.fori_loop(first, end, add, (lowest, sums, mixed))
   # The highest score has the weight 1; without any, `total` is 0.

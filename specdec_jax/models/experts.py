@@ -145,7 +145,7 @@ def _run(
   size = by_expert.shape[-1]
   tokens = x.reshape(-1, x.shape[-1])
   mix = _one_by_one if tokens.shape[0] <= _GROUP else _in_groups
-  # `tpu_costs.hlo` reads of the name how often the loop runs.
+  # `planning.hlo` reads of the name how often the loop runs.
   with jax.named_scope(f'experts_{num_chosen}_of_{size}_for_{len(tokens)}'):
     mixed = mix(apply, tokens, by_expert.reshape(-1, size))
   return mixed.reshape(x.shape)

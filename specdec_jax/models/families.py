@@ -15,16 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
+from specdec_jax.contrib.block_heads import network as block_heads
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import llama, networks, t5
-from specdec_jax.models.drafting import (
-  assistant,
-  block_decoder,
-  block_heads,
-  eagle,
-)
+from specdec_jax.models.drafting import assistant, block_decoder, eagle
 from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.models.drafting.draft_vocabulary import spread
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.gemma import decoder as gemma

@@ -1,5 +1,5 @@
 """Grammars: a regular expression or a JSON schema becomes an automaton over the
-tokens of a vocabulary, as arrays for `specdec_jax.grammars`.
+tokens of a vocabulary, as arrays for `specdec_jax.sampling.grammars`.
 
 `outlines-core` parses; of its automaton over bytes each token's bytes make
 steps. Tokens that lead from every state to the same ones are one class (some

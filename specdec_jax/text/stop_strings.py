@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specdec_jax.assembly.recording import StepValues
 from specdec_jax.text import grammars, vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
-from specdec_jax.trace.recording import StepValues
 
 _log = logging.getLogger('specdec_jax')
 

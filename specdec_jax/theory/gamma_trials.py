@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from specdec_jax.planning.planner import MARGIN
 from specdec_jax.theory import estimates
 from specdec_jax.theory.costs import Costs
-from specdec_jax.theory.planner import MARGIN
 from specdec_jax.theory.speedup import predicted_speedup
 
 # A gamma is chosen only if the trials exclude, with 95% confidence (this normal

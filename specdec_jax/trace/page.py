@@ -10,10 +10,11 @@ import hashlib
 import json
 from typing import Any
 
+from specdec_jax.assembly import recording
+from specdec_jax.assembly.recording import Record
+from specdec_jax.assembly.trace_files import Trace
+from specdec_jax.cli import wording
 from specdec_jax.launch.visible_text import visible
-from specdec_jax.trace import recording, wording
-from specdec_jax.trace.recording import Record
-from specdec_jax.trace.storage import Trace
 
 
 def render(traced: Trace) -> str:

@@ -13,11 +13,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_jax.assembly import recording
+from specdec_jax.assembly.recording import Record
+from specdec_jax.assembly.trace_files import Trace
+from specdec_jax.cli import wording
 from specdec_jax.files.require import require
 from specdec_jax.launch.visible_text import visible
-from specdec_jax.trace import recording, wording
-from specdec_jax.trace.recording import Record
-from specdec_jax.trace.storage import Trace
 
 # Characters in a line of tokens, lines of a prompt, characters in the title.
 _NUM_COLUMNS, _PROMPT_LINES, _HEAD_SIZE = 78, 2, 52

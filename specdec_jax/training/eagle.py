@@ -1,7 +1,7 @@
 """How an EAGLE-3 network learns to draft (Li et al., arXiv 2503.01840).
 
 It learns from texts that its target wrote, and from what the target computed
-meanwhile (`data.written_texts`). A step of training takes the steps of
+meanwhile (`training.data.written_texts`). A step of training takes the steps of
 drafting: the network reads its own hidden states, but the true tokens, since
 drafts after a wrong token are rejected anyway.
 """

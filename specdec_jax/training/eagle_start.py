@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.data import written_texts
-from specdec_jax.data.written_texts import Folders
 from specdec_jax.launch import processes, progress
 from specdec_jax.models.drafting import eagle
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import eagle as training
+from specdec_jax.training.data import written_texts
+from specdec_jax.training.data.written_texts import Folders
 from specdec_jax.training.losses import ArrayTree
 
 # The least scale that is divided by, and the share of weights that are drawn.

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 
 from specdec_jax.base import Array
-from specdec_jax.data.datasets import Dataset
 from specdec_jax.launch import processes
 from specdec_jax.models import families
 from specdec_jax.models.families import DrafterConfig
@@ -21,6 +20,7 @@ from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.sharding import rules
 from specdec_jax.training import run_checkpoints
+from specdec_jax.training.data.datasets import Dataset
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 from specdec_jax.training.run_checkpoints import Checkpoints, Run
 

@@ -100,7 +100,7 @@ def teacher_forced(
   **options: Any,
 ) -> Array:
   """Computes logits, float32 `[B, T, V]`, for a batch of
-  `data.training_batches`, with or without features of an encoder.
+  `training.data.training_batches`, with or without features of an encoder.
 
   The float32 parameters are rounded to the config's dtype, that of the
   activations. `options` may name another `method` than the logits.

@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from specdec_jax import base, logits
+from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.data import datasets, token_files
-from specdec_jax.data.datasets import Dataset
-from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
 from specdec_jax.files import replacing
@@ -23,9 +20,13 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.sampling import logits
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import prompts
 from specdec_jax.training import losses
+from specdec_jax.training.data import datasets, token_files
+from specdec_jax.training.data.datasets import Dataset
+from specdec_jax.training.data.token_files import TokenFile
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 # Widths of the encoder's buffer are multiples of this.

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from specdec_jax.checkpoints import formats, loading, orbax
-from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import (
@@ -30,6 +29,7 @@ from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.training import loop, losses, metrics_log
+from specdec_jax.training.data.datasets import Dataset
 from specdec_jax.training.losses import ArrayTree, LossFn
 
 # Names what takes longer than five seconds.

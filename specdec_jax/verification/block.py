@@ -4,8 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions
+from specdec_jax import arrays
 from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.sampling import distributions
 from specdec_jax.verification import decision
 from specdec_jax.verification.decision import Decision, Threshold
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions, keys
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Draft, Tree, Verification
+from specdec_jax.sampling import distributions, keys
 
 
 @base.value

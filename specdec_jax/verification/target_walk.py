@@ -5,8 +5,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, distributions, logits, trees
+from specdec_jax import arrays, trees
 from specdec_jax.base import Array, Draft, Tree, Verification
+from specdec_jax.sampling import distributions, logits
 from specdec_jax.verification import decision
 
 # `(depth, probs[B, V]) -> tokens[B]`: the target's choice after nodes of that

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions, trees
+from specdec_jax import arrays, trees
 from specdec_jax.base import Array, Draft, Tree, Verification
+from specdec_jax.sampling import distributions
 from specdec_jax.verification import decision
 from specdec_jax.verification.decision import Decision, Threshold
 

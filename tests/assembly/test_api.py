@@ -19,10 +19,10 @@ from specdec_jax.assembly import drafters, rules, running, usual
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
-from specdec_jax.cli import main, timing
-from specdec_jax.data import ngram_counts
+from specdec_jax.cli import main
+from specdec_jax.contrib.ngram import ngram_counts
 from specdec_jax.drafters import schedules
-from specdec_jax.measure import trials
+from specdec_jax.measure import timing, trials
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import TextStream
 from specdec_jax.theory.gamma_trials import ChosenGamma

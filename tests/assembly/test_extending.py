@@ -28,8 +28,9 @@ from specdec_jax.text import vocabulary_files
 from tests import toy
 from tests.assembly import block_parallel, medusa
 from tests.checkpoints.tiny_t5 import T5X
-from tests.cli import infer_runs, tiny
-from tests.tpu_costs import test_aot
+from tests.cli import tiny
+from tests.infer import infer_runs
+from tests.planning import test_aot
 
 V, NUM_NEW, GAMMA = 128, 12, 3
 TEXTS = ('live ten dog eight yes jumps then.', 'two over echo.')

@@ -12,9 +12,14 @@ pytest.importorskip('tokenizers')
 
 import specdec_jax
 from specdec_jax import base
-from specdec_jax.assembly import completions, log_probs, packing, running
+from specdec_jax.assembly import (
+  completions,
+  log_probs,
+  packing,
+  recording,
+  running,
+)
 from specdec_jax.models import families
-from specdec_jax.trace import recording
 from tests import slow
 from tests.cli import tiny
 

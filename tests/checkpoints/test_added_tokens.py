@@ -5,14 +5,14 @@ import json
 import shutil
 
 import pytest
-import tiny_t5
-from test_huggingface import tokenizer_json
 
 from specdec_jax.text import (
   sentencepiece_vocabulary,
   vocabularies,
   vocabulary_files,
 )
+from tests.checkpoints import tiny_t5
+from tests.checkpoints.test_huggingface import tokenizer_json
 
 tokenizers = pytest.importorskip('tokenizers')
 pytest.importorskip('sentencepiece')

@@ -5,7 +5,6 @@ import json
 import jax
 import numpy as np
 import pytest
-import tiny_t5
 from flax import traverse_util
 
 from specdec_jax.checkpoints import (
@@ -16,6 +15,7 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.cli.main import main
 from specdec_jax.models.t5 import T5Config
+from tests.checkpoints import tiny_t5
 
 SIZES, ARRAYS = 'sizes.json', 'arrays.npz'
 

@@ -7,7 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import (
+
+from specdec_jax.checkpoints import gguf
+from specdec_jax.checkpoints.gguf import container
+from specdec_jax.models import llama
+from specdec_jax.models.llama import RopeScaling
+from tests.checkpoints.tiny_models import (
   CHAT_TEMPLATE,
   MERGES,
   assert_trees_equal,
@@ -18,11 +23,6 @@ from tiny_models import (
   make_params,
   write_gguf,
 )
-
-from specdec_jax.checkpoints import gguf
-from specdec_jax.checkpoints.gguf import container
-from specdec_jax.models import llama
-from specdec_jax.models.llama import RopeScaling
 
 gguf_package = pytest.importorskip('gguf')
 pytest.importorskip('tokenizers')

@@ -5,19 +5,19 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import (
-  assert_trees_equal,
-  load,
-  make_config,
-  make_params,
-  write_gguf,
-)
 
 from specdec_jax.checkpoints import formats, gguf, loading
 from specdec_jax.checkpoints.gguf import container
 from specdec_jax.cli.main import main
 from specdec_jax.models import llama
 from specdec_jax.models.llama import RopeScaling
+from tests.checkpoints.tiny_models import (
+  assert_trees_equal,
+  load,
+  make_config,
+  make_params,
+  write_gguf,
+)
 
 gguf_package = pytest.importorskip('gguf')
 pytest.importorskip('tokenizers')

@@ -5,12 +5,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_models import assert_trees_equal, byte_tokens, write_gguf
 
 from specdec_jax.checkpoints import gguf
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import presets
 from tests import toy_gemma
+from tests.checkpoints.tiny_models import (
+  assert_trees_equal,
+  byte_tokens,
+  write_gguf,
+)
 
 pytest.importorskip('gguf')
 # Beside what all architectures have.

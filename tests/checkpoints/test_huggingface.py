@@ -5,7 +5,10 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import (
+
+from specdec_jax.checkpoints import huggingface, safetensors_folder
+from specdec_jax.models.llama import RopeScaling
+from tests.checkpoints.tiny_models import (
   CHAT_TEMPLATE,
   MERGES,
   assert_trees_equal,
@@ -14,9 +17,6 @@ from tiny_models import (
   make_config,
   make_params,
 )
-
-from specdec_jax.checkpoints import huggingface, safetensors_folder
-from specdec_jax.models.llama import RopeScaling
 
 pytest.importorskip('safetensors')
 tokenizers = pytest.importorskip('tokenizers')

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import assert_trees_equal
 
 from specdec_jax.checkpoints import (
   formats,
@@ -22,6 +21,7 @@ from specdec_jax.cli.main import main
 from specdec_jax.models import families
 from specdec_jax.models.drafting.eagle import EagleConfig, feature_layers
 from specdec_jax.models.llama import RopeScaling
+from tests.checkpoints.tiny_models import assert_trees_equal
 
 pytest.importorskip('safetensors')
 

@@ -7,11 +7,11 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import assert_trees_equal
 
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families, layers, presets
 from tests import toy_gemma
+from tests.checkpoints.tiny_models import assert_trees_equal
 
 pytest.importorskip('safetensors')
 

@@ -6,12 +6,12 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import assert_trees_equal
-from tiny_t5 import make_config, make_params
 
 from specdec_jax.checkpoints import huggingface, loading
 from specdec_jax.cli.main import main
 from specdec_jax.text import prompts, vocabulary_files
+from tests.checkpoints.tiny_models import assert_trees_equal
+from tests.checkpoints.tiny_t5 import make_config, make_params
 
 pytest.importorskip('safetensors')
 

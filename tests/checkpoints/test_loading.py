@@ -7,8 +7,6 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
-import tiny_t5
-from tiny_models import assert_trees_equal, make_config, make_params, write_gguf
 
 from specdec_jax.checkpoints import (
   huggingface,
@@ -17,6 +15,13 @@ from specdec_jax.checkpoints import (
   safetensors_model,
 )
 from specdec_jax.models import products
+from tests.checkpoints import tiny_t5
+from tests.checkpoints.tiny_models import (
+  assert_trees_equal,
+  make_config,
+  make_params,
+  write_gguf,
+)
 
 pytest.importorskip('gguf')
 pytest.importorskip('safetensors')

@@ -6,13 +6,13 @@ import shutil
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny_models
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_models import assert_trees_equal
-from tiny_t5 import make_config, make_params
 
 from specdec_jax.checkpoints import model_file, orbax
 from specdec_jax.models import families
+from tests.checkpoints import tiny_models
+from tests.checkpoints.tiny_models import assert_trees_equal
+from tests.checkpoints.tiny_t5 import make_config, make_params
 
 
 @pytest.fixture(scope='module')

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_models
-import tiny_t5
+
+from tests.checkpoints import tiny_models, tiny_t5
 
 pytest.importorskip('orbax.checkpoint')
 pytest.importorskip('safetensors')

@@ -1,12 +1,11 @@
 """Each parameter has one name in a file, and no other has it."""
 
 import pytest
-import tiny_models
-import tiny_t5
 
 from specdec_jax.checkpoints import gguf, parameters, stored_arrays
 from specdec_jax.checkpoints.huggingface import llama, t5
 from specdec_jax.models import families
+from tests.checkpoints import tiny_models, tiny_t5
 
 LLAMA = tiny_models.make_config(is_tied=False, has_attention_bias=True)
 T5 = tiny_t5.make_config()

@@ -5,12 +5,12 @@ import json
 import shutil
 
 import pytest
-import tiny_t5
-from tiny_models import make_config, make_params, write_gguf
 
 from specdec_jax.checkpoints import huggingface, loading
 from specdec_jax.cli.main import main
 from specdec_jax.text import vocabulary_files
+from tests.checkpoints import tiny_t5
+from tests.checkpoints.tiny_models import make_config, make_params, write_gguf
 
 pytest.importorskip('safetensors')
 pytest.importorskip('sentencepiece')

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from flax import serialization, traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_models import assert_trees_equal
-from tiny_t5 import (
-  SCANNED_CONFIG,
-  T5X,
-  T5X_CONFIG,
-  make_config,
-  make_params,
-)
 
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x
 from specdec_jax.checkpoints.t5x import legacy as t5x_legacy
 from specdec_jax.checkpoints.t5x import scanned
 from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
+from tests.checkpoints.tiny_models import assert_trees_equal
+from tests.checkpoints.tiny_t5 import (
+  SCANNED_CONFIG,
+  T5X,
+  T5X_CONFIG,
+  make_config,
+  make_params,
+)
 
 FORMATS = ('legacy', 'orbax')
 KERNEL = 'decoder/layers_0/mlp/wi_0/kernel'

@@ -11,8 +11,8 @@ pytest.importorskip('jinja2')
 
 import specdec_jax
 from tests.cli import tiny
-from tests.cli.infer_runs import argv, records, result
 from tests.cli.tiny import assert_refused
+from tests.infer.infer_runs import argv, records, result
 
 TEMPLATE = tiny.TEMPLATE + (
   '{% if enable_thinking is defined and not enable_thinking %}in the ab'

@@ -17,8 +17,8 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   stored_arrays,
 )
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import families, products
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import toy_block, toy_t5
 from tests.cli.tiny import assert_refused
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli.commands.measuring import doctor
+from specdec_jax.cli.commands import doctor
 
 SELF_TEST = r'specdec: compiling a self-test \.\.\. \d+ s\n'
 

@@ -8,12 +8,13 @@ import re
 
 import pytest
 
+from specdec_jax.assembly import recording
+from specdec_jax.assembly import trace_files as storage
 from specdec_jax.cli import outputs
-from specdec_jax.cli.commands.decoding import generate as command
+from specdec_jax.cli.commands import generate as command
 from specdec_jax.launch import progress
 from specdec_jax.measure import trials
 from specdec_jax.theory.gamma_trials import ChosenGamma
-from specdec_jax.trace import recording, storage
 from tests import slow
 from tests.cli import tiny
 

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import model_file
-from specdec_jax.cli import from_flags, options, timing
+from specdec_jax.cli import from_flags, options
+from specdec_jax.measure import timing
 from tests.cli.test_convert import CONFIG
 from tests.cli.tiny import assert_refused
 

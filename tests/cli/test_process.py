@@ -13,7 +13,7 @@ from importlib import metadata
 
 import pytest
 
-from specdec_jax.trace import storage
+from specdec_jax.assembly import trace_files as storage
 from tests import children
 from tests.cli.tiny import begun, without_styles
 

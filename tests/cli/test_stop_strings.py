@@ -13,9 +13,10 @@ pytest.importorskip('sentencepiece')
 
 import specdec_jax
 from specdec_jax import arrays
+from specdec_jax.assembly import recording
+from specdec_jax.assembly import trace_files as storage
 from specdec_jax.text import sentencepiece_vocabulary, stop_strings
 from specdec_jax.text.vocabularies import Vocabulary
-from specdec_jax.trace import recording, storage
 from tests import slow
 from tests.cli import tiny
 

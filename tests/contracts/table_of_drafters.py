@@ -2,7 +2,7 @@
 
 A new drafter adds its row here. Heads on the target's own states have none:
 before the first call of a target they draft nothing
-(tests/test_blockwise_heads.py).
+(tests/contrib/block_heads/test_blockwise_heads.py).
 """
 
 import functools
@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import drafters, logits
+from specdec_jax import drafters
 from specdec_jax.assembly.drafters import Quantized
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Tree
-from specdec_jax.data import ngram_counts, text_pool
+from specdec_jax.contrib.ngram import ngram_counts
+from specdec_jax.drafters import text_pool
 from specdec_jax.models.drafting import block_decoder
+from specdec_jax.sampling import logits
 from tests import (
   slow,
   toy,

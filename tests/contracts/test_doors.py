@@ -34,15 +34,16 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import formats, huggingface, safetensors_model
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.decoding import speculative
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import families
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.text import vocabulary_files
 from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.checkpoints.tiny_t5 import T5X
-from tests.cli import infer_runs, tiny
+from tests.cli import tiny
+from tests.infer import infer_runs
 from tests.integrations.test_t5x_protocol import Model, Sizes
 
 TEXTS = (

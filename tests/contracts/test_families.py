@@ -18,13 +18,14 @@ import pytest
 
 from specdec_jax.base import Array, Prompt
 from specdec_jax.checkpoints import loading, model_file, safetensors_model
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import families, presets
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
 from tests import toy, toy_assistant, toy_gemma, toy_t5
-from tests.cli import infer_runs, tiny
+from tests.cli import tiny
+from tests.infer import infer_runs
 
 PACKAGE = pathlib.Path(families.__file__).parent.parent
 CONFIGS = {

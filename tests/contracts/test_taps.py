@@ -11,9 +11,9 @@ import pytest
 
 from specdec_jax import drafters
 from specdec_jax.base import Params
-from specdec_jax.contrib.blockwise_heads import blockwise_heads
+from specdec_jax.contrib.block_heads.blockwise_heads import blockwise_heads
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import families, taps
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import decoders, slow, toy, toy_eagle
 from tests.contracts.table_of_models import (
   CAPACITY,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.xia2023 import glancing
-from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.training import loop, losses, run_checkpoints
+from specdec_jax.training.data.datasets import Dataset
 from tests import toy_block, toy_t5
 
 V, GAMMA, ROWS, T = 12, 4, 16, 7

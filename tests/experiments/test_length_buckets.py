@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.xia2023 import batches
-from specdec_jax.data import token_files
+from specdec_jax.training.data import token_files
 
 LIMITS = (4, 8, 16)
 

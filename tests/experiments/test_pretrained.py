@@ -17,15 +17,15 @@ pytest.importorskip('sacrebleu')
 import specdec_jax
 from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
-from specdec_jax import logits
 from specdec_jax.assembly.rules import Greedy
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import formats, loading, orbax, pretrained
-from specdec_jax.data import written_texts
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import compilation_cache
+from specdec_jax.sampling import logits
 from specdec_jax.text import vocabulary_files
+from specdec_jax.training.data import written_texts
 from tests import toy, toy_block, toy_eagle, toy_t5
 from tests.cli import tiny
 

@@ -10,8 +10,8 @@ import pytest
 from experiments.quantized import __main__ as experiment
 from specdec_jax.base import Tree
 from specdec_jax.models import presets, quantized
+from specdec_jax.planning import aot, parts, workloads
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.tpu_costs import aot, parts, workloads
 
 NAME, LONG = 't5_1_1_xxl', 'llama_3_1_8b'
 

@@ -19,11 +19,11 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import TopBeta
 from specdec_jax.base import Draft
 from specdec_jax.checkpoints import orbax
+from specdec_jax.contrib.block_heads import network as block_heads
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
 from specdec_jax.models import presets
-from specdec_jax.models.drafting import block_heads
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from specdec_jax.text import tasks
 from tests.experiments.tiny import TINY
 

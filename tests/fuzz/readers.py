@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from specdec_jax.assembly import trace_files as storage
 from specdec_jax.checkpoints import loading, orbax, t5x
-from specdec_jax.data import token_files, written_texts
 from specdec_jax.text import vocabulary_files
-from specdec_jax.trace import page, storage
+from specdec_jax.trace import page
+from specdec_jax.training.data import token_files, written_texts
 from tests.fuzz import formats, mutations
 
 # Of how many bytes a small file can be that decompresses to 64 MiB.

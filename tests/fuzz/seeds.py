@@ -17,23 +17,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.assembly import trace_files as storage
 from specdec_jax.checkpoints import (
   huggingface,
   orbax,
   safetensors_model,
   t5x,
 )
-from specdec_jax.data import token_files, written_texts
 from specdec_jax.models import families
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import sentencepiece_vocabulary
-from specdec_jax.trace import storage
+from specdec_jax.training.data import token_files, written_texts
 from tests import toy_gemma
+from tests.assembly import written_traces
 from tests.checkpoints import tiny_models
-from tests.trace import written_traces
 
 _BYTES = [*'abehintx', 'Ġ']
 _MERGES = ['h e', 'i n', 'Ġ b']

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax.assembly import models
+from specdec_jax.assembly import decode_many, models
 from specdec_jax.assembly.drafters import DraftModel
 from specdec_jax.assembly.models import Model
-from specdec_jax.infer import chunks, decode_many, infer
+from specdec_jax.infer import chunks, infer
 from specdec_jax.infer.decoding import Decoding, outline
 from specdec_jax.models import quantized
 from specdec_jax.sharding import mesh as mesh_lib
@@ -21,7 +21,7 @@ from specdec_jax.sharding import rules
 from specdec_jax.text import tasks
 from tests import slow
 from tests.cli import tiny
-from tests.test_compilation import computations
+from tests.decoding.test_compilation import computations
 
 # Kernels wide enough for tiles.
 SIZES = {

@@ -12,10 +12,10 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import orbax
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.integrations.test_t5x_protocol import (
   GOLDEN,

@@ -11,7 +11,7 @@ pytest.importorskip('t5x')
 import t5x
 from t5x import decoding, infer, partitioning, utils
 
-from specdec_jax.integrations.t5x import names
+from specdec_jax.assembly import t5x_names as names
 from specdec_jax.launch import gin_files
 
 pytestmark = pytest.mark.t5x

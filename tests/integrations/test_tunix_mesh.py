@@ -12,7 +12,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specdec_jax.infer import decode_many
+from specdec_jax.assembly import decode_many
 from specdec_jax.integrations import tunix as ours
 from specdec_jax.integrations.tunix import meshes
 from tests import slow

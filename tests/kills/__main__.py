@@ -39,8 +39,8 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 import jax
 
 from specdec_jax.cli import main
-from tests.buckets import door as doors
-from tests.buckets import server as servers
+from tests.files import door as doors
+from tests.files import server as servers
 from tests.kills.campaigns import COMMANDS, Campaign
 from tests.kills.places import Bucket, Disk
 

@@ -16,8 +16,8 @@ from specdec_jax.infer import output
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
 from specdec_jax.training import metrics_log
-from tests.cli import infer_runs
-from tests.cli.infer_runs import gin_file
+from tests.infer import infer_runs
+from tests.infer.infer_runs import gin_file
 from tests.kills.places import Bucket, Disk
 from tests.training import tiny_runs
 from tests.training.test_command import GIN

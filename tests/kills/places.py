@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 
-from tests.buckets.server import Server
+from tests.files.server import Server
 
 
 class Disk:

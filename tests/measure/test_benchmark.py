@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits
+from specdec_jax import drafters
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Grammar, Params
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
-from specdec_jax.measure import benchmark, metrics, sides
-from specdec_jax.measure.metrics import Counts
+from specdec_jax.decoding.rates import Counts
+from specdec_jax.measure import benchmark, sides
 from specdec_jax.measure.sides import Timed
+from specdec_jax.sampling import logits
 from tests import toy
 
 V, MAX_LEN = 11, 12

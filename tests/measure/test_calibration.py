@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits, theory, verification
+from specdec_jax import drafters, theory, verification
 from specdec_jax.base import Params, Tree
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.method import Method
-from specdec_jax.measure import calibration, metrics
+from specdec_jax.measure import calibration
 from specdec_jax.measure.calibration import Overlaps
+from specdec_jax.sampling import logits
 from tests import toy
 
 V, NUM_NEW, PROMPT = 5, 12, 3

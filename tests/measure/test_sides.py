@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from experiments import common
-from specdec_jax import drafters, logits, verification
+from specdec_jax import drafters, verification
 from specdec_jax.base import Grammar, Params
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import iteration_costs, sides, stopwatch
+from specdec_jax.sampling import logits
 from tests import toy
 
 V, MAX_LEN = 11, 30

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits
+from specdec_jax import drafters
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import platforms
 from specdec_jax.measure import stopwatch
+from specdec_jax.sampling import logits
 from tests import toy
 
 

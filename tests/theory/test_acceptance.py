@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import theory
-from specdec_jax.theory import planner
+from specdec_jax.planning import planner
 
 
 def _random_pairs(rows: int, size: int, seed: int) -> tuple[np.ndarray, ...]:

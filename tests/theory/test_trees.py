@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import theory
-from specdec_jax.theory import planner, tree_planner, trees
+from specdec_jax.planning import planner, tree_planner
+from specdec_jax.theory import trees
 from specdec_jax.theory.costs import Costs
 
 

@@ -7,15 +7,15 @@ import html.parser
 import re
 
 import pytest
-from written_traces import (
+
+from specdec_jax.trace.page import render
+from tests.assembly.written_traces import (
   ITERATIONS,
   drafted,
   following,
   iteration,
   written_trace,
 )
-
-from specdec_jax.trace.page import render
 
 _VOID = {'meta', 'input', 'br', 'rect'}
 

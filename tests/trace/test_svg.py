@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from specdec_jax.trace import svg
-from tests.trace.written_traces import (
+from tests.assembly.written_traces import (
   ITERATIONS,
   drafted,
   following,

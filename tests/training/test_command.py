@@ -14,12 +14,12 @@ import pytest
 
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
-from specdec_jax.data import token_files
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import metrics_log, recipes
 from specdec_jax.training import train as train_lib
+from specdec_jax.training.data import token_files
 from tests.training import tiny_runs
 
 GIN = """

@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from specdec_jax.data import datasets, token_files
-from specdec_jax.data.datasets import Dataset
 from specdec_jax.text import tasks
+from specdec_jax.training.data import datasets, token_files
+from specdec_jax.training.data.datasets import Dataset
 from tests.training import tiny_runs
 
 MODEL = pathlib.Path(__file__).parent.parent / 'golden' / 't5x/tiny_sp.model'

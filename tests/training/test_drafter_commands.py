@@ -11,8 +11,8 @@ import pytest
 
 from specdec_jax.checkpoints import loading, orbax
 from specdec_jax.cli import main as cli
+from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
-from specdec_jax.models.drafting.block_heads import BlockHeadsConfig
 from tests import toy_t5
 from tests.training import tiny_runs
 

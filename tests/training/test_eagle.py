@@ -13,13 +13,13 @@ import pytest
 
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
-from specdec_jax.data import written_texts
 from specdec_jax.launch import processes
 from specdec_jax.models import families
 from specdec_jax.models.drafting import eagle as network
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import chunked, eagle, eagle_start, metrics_log
+from specdec_jax.training.data import written_texts
 from specdec_jax.training.eagle import TargetHead
 from specdec_jax.training.losses import LossSums
 from tests.cli import tiny

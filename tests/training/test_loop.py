@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import orbax, stored_arrays
-from specdec_jax.data.datasets import Dataset
 from specdec_jax.launch import processes
 from specdec_jax.training import (
   loop,
@@ -21,6 +20,7 @@ from specdec_jax.training import (
   optimizers,
   run_checkpoints,
 )
+from specdec_jax.training.data.datasets import Dataset
 from specdec_jax.training.losses import LossSums
 from tests import slow
 from tests.training import tiny_runs

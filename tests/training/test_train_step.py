@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.data import training_batches
 from specdec_jax.models import layers
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import loop, losses, optimizers, run_checkpoints
+from specdec_jax.training.data import training_batches
 from tests.training import tiny_runs
 
 LOSS_FN = losses.supervised_loss(

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax.data import datasets
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import loop, losses, optimizers, recipes
+from specdec_jax.training.data import datasets
 from tests import children, toy_t5
 from tests.training import tiny_runs
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec_jax.data import datasets, token_files, training_batches
-from specdec_jax.data.datasets import Dataset
-from specdec_jax.data.training_batches import Group
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.training.data import datasets, token_files, training_batches
+from specdec_jax.training.data.datasets import Dataset
+from specdec_jax.training.data.training_batches import Group
 
 CONFIG = T5Config(
   vocab_size=16,

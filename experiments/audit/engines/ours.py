@@ -11,11 +11,13 @@ import numpy as np
 import specdec_jax
 from experiments.audit import ways
 from experiments.audit.ways import Tokens, Way
-from specdec_jax import base, drafters, logits
-from specdec_jax.assembly import auditing, running
+from specdec_jax import base, drafters
+from specdec_jax.assembly import running
+from specdec_jax.audit import decoder_audit as auditing
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.sampling import logits
 
 _TEXTS = 'This package contains', 'a b a b a'
 _DOORS = {

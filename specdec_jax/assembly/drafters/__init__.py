@@ -2,18 +2,18 @@
 choice, and the table of their names."""
 
 from specdec_jax.assembly.drafters.assistant import Assistant
-from specdec_jax.assembly.drafters.block_heads import BlockHeads
 from specdec_jax.assembly.drafters.choice import DrafterChoice
 from specdec_jax.assembly.drafters.draft_model import DraftModel
 from specdec_jax.assembly.drafters.eagle import Eagle
 from specdec_jax.assembly.drafters.grammar import GrammarDrafter
-from specdec_jax.assembly.drafters.ngram import NGram
 from specdec_jax.assembly.drafters.none import NoDrafter
 from specdec_jax.assembly.drafters.prompt_lookup import PromptLookup
 from specdec_jax.assembly.drafters.quantized import Quantized
 from specdec_jax.assembly.drafters.spec_drafter import SpecDrafter
 from specdec_jax.assembly.drafters.suffix import Suffix
 from specdec_jax.assembly.drafters.uniform import Uniform
+from specdec_jax.contrib.block_heads.choice import BlockHeads
+from specdec_jax.contrib.ngram.choice import NGram
 
 # In the order in which help texts and refusals list them.
 DRAFTERS: dict[str, type[DrafterChoice]] = {

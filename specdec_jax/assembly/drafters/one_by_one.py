@@ -5,13 +5,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdec_jax import drafters, logits
+from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.sampling import logits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.option_fields import option
-from specdec_jax.data import ngram_counts, text_pool
+from specdec_jax.contrib.ngram import ngram_counts
+from specdec_jax.drafters import text_pool
 from specdec_jax.launch.numbers import positive_int
 
 

@@ -14,21 +14,20 @@ from tunix.rl import common, reshard, utils
 from tunix.rl.rollout import base_rollout
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from specdec_jax.assembly import running
+from specdec_jax.assembly import decode_many, running
 from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly.decode_many import Timed, Utilisation
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
+from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.program import Program, Refill
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.drafters import Pool
-from specdec_jax.infer import decode_many
-from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.integrations.tunix import decoders, meshes
 from specdec_jax.integrations.tunix.turns import Turns
 from specdec_jax.launch import processes
-from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
 from specdec_jax.text import prompts as prompts_lib

@@ -1,1 +1,0 @@
-"""Commands that decode, and that show or judge what was decoded."""

@@ -1,1 +1,0 @@
-"""Commands that measure, predict and test."""

@@ -1,1 +1,0 @@
-"""Commands that make models, and what they are made of."""

@@ -1,0 +1,91 @@
+"""Words and characters that the renderings of a trace share."""
+
+import functools
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from specdec_jax.assembly.recording import Record, Summary
+from specdec_jax.files.require import require
+from specdec_jax.launch.visible_text import visible
+
+_EMPTY = '▯'
+
+MEANINGS = {
+  'accepted': 'drafted, and kept by the target',
+  'rejected': 'drafted, and refused by the target',
+  'correction': "the target's own token in place of a rejected one",
+  'bonus': "the target's own token after a fully accepted draft",
+  'plain': "the target's own token where nothing was drafted",
+  'discarded': 'drafted after a rejected token, thrown away with it',
+  'truncated': 'drafted beyond the end of the row',
+}
+
+
+@functools.cache
+def asset(name: str) -> str:
+  """Reads a file beside this one."""
+  source = resources.files('specdec_jax.trace').joinpath(name)
+  return source.read_text(encoding='utf-8')
+
+
+def template(name: str, **filters: Callable[..., object]) -> Any:
+  """Reads a template beside this one, which escapes every value and has the
+  filters below, and others; ImportError without jinja2."""
+  jinja2 = require('jinja2', extra='models', purpose='to draw a trace')
+  strict = jinja2.StrictUndefined
+  environment = jinja2.Environment(autoescape=True, undefined=strict)
+  environment.filters |= {
+    'count_of': count,
+    'ordinal': ordinal,
+    'shown': shown,
+    'summary_line': summary_line,
+    'visible': lambda text, keep='': visible(text, keep=keep),
+    **filters,
+  }
+  return environment.from_string(asset(name))
+
+
+def shown(text: str) -> str:
+  """Returns a token's text on one line, `visible`, and never empty."""
+  return visible(text) or _EMPTY
+
+
+def ordinal(index: int) -> int:
+  """Returns what a person is shown of a row's or an iteration's number."""
+  return index + 1
+
+
+def models_line(header: Record) -> str:
+  """Says such as 'small drafts for large'."""
+  return visible(f'{header["drafter"]} drafts for {header["target"]}')
+
+
+def settings_line(header: Record) -> str:
+  """Says such as 'speculative_sampling, gamma 4, temperature 0'."""
+  line = f'{header["verification"]}, gamma {header["gamma"]}'
+  if header.get('temperature') is not None:
+    line += f', temperature {header["temperature"]:g}'
+  return visible(line)
+
+
+def summary_line(summary: Summary) -> str:
+  """Says such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
+  line = totals(summary)
+  if summary.block_efficiency is not None:
+    line += f' ({summary.block_efficiency:.2f} per run'
+    if summary.alpha is not None:
+      line += f', alpha {summary.alpha:.2f}'
+    line += ')'
+  return line
+
+
+def totals(summary: Summary) -> str:
+  """Says such as '38 tokens in 9 target runs'."""
+  tokens = count(summary.num_tokens, 'token')
+  return f'{tokens} in {count(summary.num_target_runs, "target run")}'
+
+
+def count(number: int, noun: str) -> str:
+  """Says such as '1 token' or '1,200 tokens'."""
+  return f'{number:,} {noun}' + ('' if number == 1 else 's')

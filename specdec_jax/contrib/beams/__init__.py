@@ -1,0 +1,1 @@
+"""Beam search, and drafters that let one target call score several steps."""

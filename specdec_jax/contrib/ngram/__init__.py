@@ -1,0 +1,1 @@
+"""Drafts from the counts of n-grams in a text file."""

@@ -1,0 +1,1 @@
+"""The relaxed rule of SpecDec (Xia et al.), which is not lossless."""

@@ -1,0 +1,189 @@
+"""Times plain against speculative decoding of the same prompts.
+
+One process, alternating, warm, medians; the plain side is the fastest plain
+configuration. Times are of decoding, after the prefill, which is reported
+apart, as is compilation.
+"""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from specdec_jax.assembly import auto_gamma
+from specdec_jax.assembly.lengths import Adaptive
+from specdec_jax.base import Tree
+from specdec_jax.cli import from_flags, options, outputs
+from specdec_jax.decoding import exact_bits
+from specdec_jax.launch import progress
+from specdec_jax.measure import benchmark, doubts, timing
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure.simulated import simulated_acceptance
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  options.add_models(parser)
+  options.add_shared(options.add_sampling(parser), 'exact_bits')
+  options.add_prompts(parser)
+  options.add_shared(parser, 'forget')
+  options.add_timing(parser).add_argument(
+    '--simulate_alpha',
+    metavar='ALPHA',
+    type=options.share,
+    help='SIMULATED: accept drafted tokens with this chance; the text is noise',
+  )
+  options.add_report(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  is_simulated = args.simulate_alpha is not None
+  choices = from_flags.choices(args, may_be_auto=not is_simulated)
+  if args.drafter == 'none':
+    raise ValueError('bench compares with plain decoding: choose a drafter')
+  if is_simulated and isinstance(choices.drafter.length, Tree):
+    raise ValueError(
+      '--simulate_alpha accepts tokens of chains: leave out --tree and '
+      '--num_continuations'
+    )
+  decoder, batches, settings, _ = from_flags.prepared(args, choices)
+  if is_simulated:
+    # The rate is imposed, and no row ends early.
+    accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
+    method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
+    decoder = dataclasses.replace(decoder, method=method)
+  chosen = None
+  # From here on gamma is a number; for 0 there is nothing left to compare.
+  if decoder.is_auto:
+    title = 'measuring gamma'
+    chosen, _ = auto_gamma.choose(decoder, batches, settings, title=title)
+    decoder = decoder.at(chosen.gamma)
+    progress.say(chosen.sentence)
+    if not chosen.gamma:
+      found = timing.configuration(vars(args), choices.drafter, decoder)
+      speeds = chosen.tokens_per_second.items()
+      rows = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
+      shown = outputs.table(('gamma', 'tokens/s with the prefill'), rows)
+      found |= {'auto': vars(chosen), 'doubts': doubts.of_load()}
+      return outputs.report(args, found, shown)
+  placed = timing.place(decoder, batches, settings)
+  figures = _measure(placed, args.plain_dtypes, args.repeats)
+  figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
+    'auto': chosen and vars(chosen),
+    'doubts': doubts.of_speeds(figures) + doubts.of_load(),
+    'is_simulated': is_simulated,
+    'num_prompts': sum(len(batch.texts) for batch in batches),
+  }
+  if is_simulated:
+    simulated = {'verification': 'simulated', 'lenience': None}
+    figures |= simulated | {'simulate_alpha': args.simulate_alpha}
+  if args.temperature or is_simulated:
+    # Sampled sides share only a distribution, and simulated ones nothing.
+    figures['identical'] = figures['first_divergence_margin'] = None
+  return outputs.report(args, figures, _table(figures))
+
+
+def _measure(
+  placed: timing.Placed, plain_dtypes: Sequence[str], repeats: int
+) -> benchmark.Figures:
+  """Returns the figures of `benchmark.compare`, and what they are against."""
+  decoder, method = placed.decoder, placed.decoder.method
+  # Unless it copies first, an adaptive drafter's state has the fixed one's.
+  is_adaptive = isinstance(decoder.length, Adaptive)
+  fixed = None
+  if is_adaptive and not getattr(decoder.choice, 'lookup', False):
+    fixed = decoder.at(method.drafter.gamma).drafter
+  with progress.waiting('compiling'):
+    candidates = placed.plain_sides(plain_dtypes)
+    side = sides_lib.speculative_side(
+      *placed.args, method=method, max_len=placed.max_len
+    )
+    ways = {'': benchmark.drafted(side, fixed=fixed, is_adaptive=is_adaptive)}
+    # T(1) and the tokens to compare are of the same dtype; the baseline of the
+    # speedup is the fastest of all, such as bfloat16 for a float32 target.
+    plain = candidates[decoder.model.dtype]
+    fastest, tokens_per_second = sides_lib.fastest(candidates)
+    # With exact bits, the tokens to compare are of plain decoding at one width.
+    expected = None
+    if decoder.exact_bits:
+      exact_bits.check(
+        method,
+        placed.params.target,
+        placed.prompts[0],
+        max_len=placed.max_len,
+      )
+      expected = sides_lib.like(side, decoder.at(0).method)
+  [figures] = benchmark.compare(
+    ways,
+    plain=plain,
+    baseline=candidates[fastest],
+    expected=expected,
+    repeats=repeats,
+    title='timing',
+  ).values()
+  return figures | {
+    'baseline': f'autoregressive, {fastest}',
+    'baseline_candidates_tokens_per_second': tokens_per_second,
+    'compile_seconds': {
+      'autoregressive': plain.compile_seconds,
+      'speculative': side.compile_seconds,
+    },
+  }
+
+
+def _table(figures: benchmark.Figures) -> object:
+  show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
+  # Such as 'smollm2-135m, int8, float32 (drafts bfloat16), cpu'.
+  dtypes = ', '.join(filter(None, (figures['weights'], figures['dtype'])))
+  if figures['draft_dtype'] != figures['dtype']:
+    dtypes += f' (drafts {figures["draft_dtype"]})'
+  title = f'{figures["model"]}, {dtypes}, {figures["device"]}'
+  if figures['is_simulated']:
+    title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
+  plain_dtype = figures['baseline'].split(', ')[1]
+  gamma = f'gamma {figures["gamma"]}'
+  if figures['adaptive']:
+    gamma = f'{figures["adaptive"]} {gamma} at most'
+  if figures['tree']:
+    gamma = f'a tree of {figures["gamma"]}'
+  columns = ('', f'plain ({plain_dtype})', f'{figures["drafter"]}, {gamma}')
+  count = lambda name: str(figures[name])
+  speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)
+  compiling = lambda side: show(figures['compile_seconds'][side], 1)
+  plain, drafted = 'autoregressive', 'speculative'
+  least, greatest = figures['speedup_range']
+  only_drafted = {
+    '  without a draft': count('short_target_runs'),
+    'alpha (accepted / tested)': show(figures['alpha']),
+    'accepted / drafted': show(figures['acceptance_per_drafted']),
+    'alpha from mean length': show(figures['alpha_from_block_efficiency']),
+    'block efficiency': show(figures['block_efficiency']),
+    'c': show(figures['c'], 4),
+    'T(gamma+1) / T(1)': show(figures['verify_cost_ratio']),
+    '  without a draft / T(1)': show(figures['without_draft_cost_ratio']),
+    'predicted speedup': show(figures['predicted_speedup']),
+    'measured speedup': show(figures['speedup']),
+    '  least and greatest turn': f'{least:.2f} to {greatest:.2f}',
+    '  with the prefill': show(figures['end_to_end_speedup']),
+  }
+  rows = [
+    ('tokens/s', speed(plain), speed(drafted)),
+    ('tokens', count('autoregressive_tokens'), count('tokens')),
+    ('target runs', count('autoregressive_target_runs'), count('target_runs')),
+    *((name, '', value) for name, value in only_drafted.items()),
+    ('compile seconds', compiling(plain), compiling(drafted)),
+    (f'identical to plain {figures["dtype"]}', '', _identical(figures)),
+  ]
+  return outputs.table(columns, rows, title=title)
+
+
+def _identical(figures: benchmark.Figures) -> str:
+  if figures['is_simulated']:
+    return 'not compared: simulated'
+  if figures['identical'] is None:
+    return 'not compared: sampled'
+  if figures['identical']:
+    return f'yes, {figures["compared_tokens"]} tokens'
+  margin = figures['first_divergence_margin']
+  if margin is None:
+    return f'no, {figures["compared_tokens"]} tokens were expected'
+  return f'no, first by a logit margin of {margin:.4f}'

@@ -1,0 +1,298 @@
+"""Chooses gamma, predicts the speedup, and says where speculation loses.
+
+Costs come from `specdec calibrate` (--costs), or from compiling the parts of an
+iteration for a TPU slice that need not be there (--topology).
+"""
+
+import argparse
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.assembly.drafters import DRAFTERS
+from specdec_jax.checkpoints import settings
+from specdec_jax.cli import options, outputs
+from specdec_jax.files.paths import user_path
+from specdec_jax.launch import numbers
+from specdec_jax.measure import doubts
+from specdec_jax.measure.benchmark import Figures
+from specdec_jax.models import presets
+from specdec_jax.planning import (
+  aot,
+  parts,
+  plan_tables,
+  planner,
+  tree_planner,
+  workloads,
+)
+from specdec_jax.planning.chips import CHIPS
+from specdec_jax.theory import trees
+from specdec_jax.theory.costs import KIND, Costs
+
+# What a file of costs must have. Compiled costs have no acceptance, and those
+# of one row no interval: these lists may be missing.
+_TEXTS = ('source', 'model', 'drafter', 'dtype', 'device')
+_NUMBERS = (
+  *('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
+  'batch_size',
+)
+_IF_ANY = (
+  *('profile', 'alpha_interval', 'rank_rates'),
+  *('tree_nodes', 'tree_seconds', 'level_seconds'),
+)
+# Flags of costs that are compiled.
+_COMPILED = (
+  *('target', 'draft', 'drafter', 'topology', 'batch_size', 'input_length'),
+  *('num_partitions', 'dtype', 'weights', 'cache_dtype'),
+  *('bits', 'group', 'layers'),
+)
+_WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
+# One reads a file; the others draft nothing that has a price or an alpha.
+_UNPRICED = ('ngram', 'grammar', 'none')
+# Shown where alpha is not known.
+_ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group('costs')
+  add = group.add_argument
+  number = functools.partial(add, type=numbers.positive_int)
+  add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
+  add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
+  add(
+    '--draft',
+    metavar='PRESET',
+    help='what drafts: sizes such as t5_1_1_small, eagle3_8k or '
+    'gemma4_e4b_assistant, or its folder',
+  )
+  add(
+    '--drafter',
+    choices=[name for name in DRAFTERS if name not in _UNPRICED],
+    help='(default: model, or eagle or assistant for their sizes)',
+  )
+  add(
+    '--topology',
+    help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
+  )
+  number('--batch_size', help='rows (default: 1)')
+  number('--input_length', help='tokens of an input or prompt (default: 512)')
+  number('--output_length', default=128, help='new tokens per row')
+  number(
+    '--num_partitions',
+    help='chips that share a copy of the target (default: as the batch allows)',
+  )
+  add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
+  options.add_shared(group, 'weights', 'cache_dtype')
+  # Options of other drafters change no cost, or name a file.
+  options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
+  add = parser.add_argument_group('planning').add_argument
+  add(
+    '--alpha',
+    type=numbers.share,
+    help='the acceptance rate (default: that of --costs, or several)',
+  )
+  add(
+    '--max_gamma',
+    type=numbers.positive_int,
+    help='the largest gamma considered, and the most nodes of a tree (default: '
+    '12, or as measured)',
+  )
+  add(
+    '--tokens',
+    type=numbers.number(float, lambda n: 1 <= n < 1e18, 'a number from 1 on'),
+    help='output tokens in all, such as 1e9: predicts their chip-hours',
+  )
+  add(
+    '--price',
+    type=numbers.cost,
+    help='of a chip-hour: predicts the cost per million output tokens',
+  )
+  options.add_report(parser, 'write the plan', shown='tables')
+
+
+def run(args: argparse.Namespace) -> int:
+  _check(args)
+  outputs.check({'--json': args.json}, {'--costs': args.costs})
+  found = _read(args.costs, args.max_gamma) if args.costs else _compile(args)
+  costs = Costs.among(found)
+  max_gamma = args.max_gamma or costs.max_gamma
+  alphas, interval = _alphas(args, found, max_gamma)
+  batch_size, length = found['batch_size'], args.output_length
+  if args.alpha is None and found.get('profile'):
+    # Rows are taken to be independent, as for their iterations.
+    undrafted = found.get('abstained', 0) ** batch_size
+    costs = dataclasses.replace(costs, undrafted=undrafted)
+  planned: list[plan_tables.Planned] = []
+  for alpha in alphas:
+    plan = planner.plan(
+      alpha,
+      costs,
+      max_gamma=max_gamma,
+      batch_size=batch_size,
+      length=length,
+      interval=interval,
+      mean=found.get('alpha'),
+    )
+    tree = _tree(found, costs, alpha, plan, max_gamma, length)
+    planned.append(plan_tables.Planned(alpha, plan, tree))
+  # It may be infinite, which JSON cannot say.
+  oracles = [planner.oracle_speedup(alpha, costs, length) for alpha in alphas]
+  record = found | {
+    'kind': 'specdec plan',
+    'c': costs.c(costs.max_gamma),
+    'oracle_speedups': [*map(outputs.finite, oracles)],
+    'plans': [
+      {
+        'alpha': alpha,
+        **dataclasses.asdict(plan),
+        'tree': tree and dataclasses.asdict(tree),
+      }
+      for alpha, plan, tree in planned
+    ],
+  }
+  shown = plan_tables.tables(record, costs, planned)
+  if args.tokens:
+    predicted = planner.predict_fleet(
+      costs,
+      [each.plan for each in planned],
+      num_tokens=args.tokens,
+      num_chips=found.get('num_devices') or 1,
+      batch_size=batch_size,
+      length=length,
+      price=args.price,
+    )
+    record['fleet'] = [each._asdict() for each in predicted]
+    shown.append(plan_tables.fleet(args.tokens, alphas, predicted))
+  return outputs.report(args, record, *shown)
+
+
+def _check(args: argparse.Namespace) -> None:
+  named = [args.target, args.draft or args.drafter, args.topology]
+  if not args.costs and not all(named):
+    raise ValueError(
+      'give --costs FILE of calibrate, or --target, --draft and --topology'
+    )
+  for name in _COMPILED:
+    if args.costs and getattr(args, name):
+      raise ValueError(f'--{name} is for compiling: --costs has its own')
+  if args.price is not None and not args.tokens:
+    raise ValueError(f'--price {args.price:g} needs --tokens, such as 1e9')
+
+
+def _read(path: str, max_gamma: int | None) -> Figures:
+  """Reads the figures of a file that `specdec calibrate` wrote."""
+  found = settings.read(user_path(path))
+  if found.values.get('kind') != KIND:
+    raise ValueError(
+      f'--costs {path} is not what `specdec calibrate --json` writes'
+    )
+  for name in _TEXTS:
+    found.text(name)
+  for name in _NUMBERS:
+    found.number(name)
+  for name in ('widths', 'target_seconds'):
+    found.numbers(name)
+  for name in _IF_ANY:
+    found.numbers(name, [])
+  found.number('num_devices', 1)
+  for name in ('alpha', 'abstained'):
+    if not 0 <= found.number(name, 0) <= 1:
+      found.refuse(name, 'a share from 0 to 1')
+  if len(found.numbers('alpha_interval', [0, 1])) != 2:
+    found.refuse('alpha_interval', 'two numbers')
+  found.number('extend_seconds', 0)
+  # --json repeats all of the file, also what is not read here.
+  record = dict(found.values)
+  costs = Costs.among(record)
+  costs.check_gamma(1)
+  # A file of an earlier version lists no doubts.
+  record['doubts'] = found.texts('doubts', []) or doubts.of_costs(record)
+  if max_gamma and max_gamma > costs.max_gamma:
+    raise ValueError(
+      f'--max_gamma {max_gamma} is beyond gamma {costs.max_gamma}, up to which '
+      f'{path} was measured: calibrate with --gamma {max_gamma}'
+    )
+  return record
+
+
+def _compile(args: argparse.Namespace) -> Figures:
+  dtype = jnp.dtype(args.dtype or 'bfloat16')
+  batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
+  by_sizes = 'model'
+  if args.draft in presets.EAGLES:
+    by_sizes = 'eagle'
+  if args.draft in presets.ASSISTANTS:
+    by_sizes = 'assistant'
+  decoder = workloads.decoder_of(
+    *(args.target, args.drafter or by_sizes, args.draft),
+    dtype=dtype.name,
+    weights=args.weights,
+    cache_dtype=args.cache_dtype,
+    options=vars(args),
+  )
+  slice_ = aot.find_slice(args.topology)
+  task = workloads.Workload(
+    slice=slice_,
+    decoder=decoder,
+    batch_size=batch_size,
+    input_length=args.input_length or 512,
+    output_length=args.output_length,
+    num_partitions=args.num_partitions
+    or workloads.default_num_partitions(slice_, batch_size),
+  )
+  pair = dataclasses.asdict(parts.pair_costs(task, max_gamma=max_gamma))
+  return {
+    'kind': KIND,
+    'source': 'compiled',
+    **pair.pop('costs'),
+    'model': args.target,
+    'drafter': args.draft or args.drafter,
+    'dtype': dtype.name,
+    'weights': args.weights,
+    'cache_dtype': args.cache_dtype,
+    'device': args.topology,
+    'num_devices': len(slice_.devices),
+    **{name: getattr(task, name) for name in _WORKLOAD},
+    **pair,
+  }
+
+
+def _alphas(
+  args: argparse.Namespace, found: Figures, max_gamma: int
+) -> tuple[list[plan_tables.Alpha], tuple[float, float] | None]:
+  """Chooses rates to plan for, and their interval if one was measured."""
+  if args.alpha is not None:
+    return [args.alpha], None
+  if not found.get('profile'):
+    return list(_ALPHAS), None
+  interval = found.get('alpha_interval')
+  # A profile says more than alpha: it knows in which runs acceptances come.
+  return [found['profile'][:max_gamma]], interval and tuple(interval)
+
+
+def _tree(
+  found: Figures,
+  costs: Costs,
+  alpha: plan_tables.Alpha,
+  plan: planner.GammaPlan,
+  max_nodes: int,
+  length: int,
+) -> tree_planner.TreePlan | None:
+  """Finds the best tree; None without room, or for drafters of chains."""
+  ranks = found.get('rank_rates')
+  # Of a drafter of chains, neither ranks are measured nor trees compiled.
+  if max_nodes < 2 or not (ranks or costs.tree_nodes):
+    return None
+  if ranks:
+    # Measured on few prefixes, a rank may be ahead of the one before it.
+    ranks = np.minimum.accumulate(ranks)
+  return tree_planner.plan(
+    trees.assumed_rates(alpha, ranks),
+    costs,
+    plan.best,
+    max_nodes=max_nodes,
+    batch_size=found['batch_size'],
+    length=length,
+  )

@@ -1,0 +1,101 @@
+"""Whether a tree of drafts beats a chain, from rank rates and costs."""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specdec_jax.planning import planner
+from specdec_jax.planning.planner import Forecast
+from specdec_jax.theory import trees
+from specdec_jax.theory.acceptance import in_range
+from specdec_jax.theory.costs import Costs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreePlan:
+  """The fastest tree that is not a chain, its depth, whether it is faster than
+  the best chain, and a sentence that explains it."""
+
+  choice: Forecast
+  depth: int
+  is_faster: bool
+  sentence: str
+
+
+def plan(
+  rates: ArrayLike,
+  costs: Costs,
+  chain: Forecast,
+  *,
+  max_nodes: int | None = None,
+  batch_size: int = 1,
+  length: int = 128,
+) -> TreePlan:
+  """Finds the best number of nodes and depth, and compares it with a chain.
+
+  Args:
+    rates: rank rates, see `theory.trees`.
+    costs: as in `planner.plan`.
+    chain: the `best` of `planner.plan`.
+    max_nodes: the most nodes considered, at least 2; None for all measured.
+    batch_size: as in `planner.plan`.
+    length: as in `planner.plan`.
+
+  Raises:
+    ValueError: if an argument is out of range, or `max_nodes` not measured.
+  """
+  max_nodes = costs.max_gamma if max_nodes is None else max_nodes
+  costs.check_gamma(max_nodes)
+  in_range('max_nodes', max_nodes, 2)
+  tree = _fastest(rates, costs, max_nodes)
+  depth = max(trees.depths(tree))
+  choice = planner.forecast(
+    trees.profile(tree, rates), costs, batch_size, length, tree=tree
+  )
+  is_faster = choice.speedup > chain.speedup * (1 + planner.MARGIN)
+  shown = (
+    f'{choice.gamma} nodes in {depth} depths give '
+    f'{choice.expected_tokens:.2f} tokens per target run and '
+    f'{choice.speedup:.2f} times the speed of plain decoding'
+  )
+  if is_faster:
+    gain = f'{choice.speedup / chain.speedup:.2f} times that of the best chain'
+    rest = gain if chain.gamma else 'where every chain loses'
+    sentence = f'A tree is faster: {shown}, {rest}.'
+    if not costs.tree_nodes:
+      sentence += (
+        ' That is the most it can be: its scoring is taken to cost what a '
+        "chain's of as many tokens does."
+      )
+  else:
+    whole = costs.iteration_seconds(choice.gamma, depth) / costs.plain_seconds
+    scoring = costs.scoring_seconds(choice.gamma, depth) / costs.plain_seconds
+    sentence = (
+      f'No tree is faster: {shown}, since its iteration costs {whole:.2f} '
+      f'plain steps, of which scoring {choice.gamma + 1} positions of '
+      f'{planner.plural(batch_size, "row")} is {scoring:.2f}.'
+    )
+  return TreePlan(
+    choice=choice, depth=depth, is_faster=is_faster, sentence=sentence
+  )
+
+
+def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
+  """Finds the parents of the tree, no chain, that is fastest for one row."""
+  pace = 0.0
+  best: tuple[int, ...] = ()
+  for depth in range(1, max_nodes):
+    # The best trees are nested: that of n nodes is the first n of `order`, and
+    # values .6, .36, .2 give 1.6, 1.96 and 2.16 tokens.
+    order = trees.best_paths(rates, max_nodes, depth)
+    tokens = 1 + np.cumsum([value for value, _ in order])
+    # A tree of as many nodes as levels would be a chain.
+    for num_nodes in range(depth + 1, len(order) + 1):
+      seconds = costs.iteration_seconds(num_nodes, depth)
+      if (found := float(tokens[num_nodes - 1]) / seconds) > pace:
+        pace = found
+        best = trees.parents_of([path for _, path in order[:num_nodes]])
+  if not best:
+    raise ValueError('one rank makes chains, no trees: give rates of several')
+  return best

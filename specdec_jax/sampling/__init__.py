@@ -1,0 +1,1 @@
+"""How tokens are drawn: random keys, distributions, and what changes logits."""

@@ -1,0 +1,261 @@
+"""Vocabularies and token files."""
+
+import argparse
+import functools
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import temperature
+from specdec_jax.checkpoints import loading
+from specdec_jax.cli import from_flags, options, outputs
+from specdec_jax.files import replacing
+from specdec_jax.files.paths import user_path
+from specdec_jax.launch import compilation_cache, progress
+from specdec_jax.launch.numbers import positive_int
+from specdec_jax.text import sentencepiece_vocabulary
+from specdec_jax.training import recipes
+from specdec_jax.training.data import preparation, token_files, write_texts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_subparsers(dest='action', metavar='action', required=True)
+  for name, (add_options, function) in _ACTIONS.items():
+    text = function.__doc__ or ''
+    action = group.add_parser(
+      name,
+      help=text.partition(':')[0],
+      description=text,
+      formatter_class=options.HelpFormatter,
+    )
+    add_options(action)
+    action.set_defaults(data_action=function)
+
+
+def run(args: argparse.Namespace) -> int:
+  return args.data_action(args)
+
+
+def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
+  needed = functools.partial(parser.add_argument, required=True)
+  needed(
+    '--inputs',
+    nargs='+',
+    metavar='PATH',
+    help='text files, or folders of which train.* is read',
+  )
+  needed('--out', metavar='MODEL', help='the SentencePiece model to write')
+  parser.add_argument(
+    '--size', type=positive_int, default=8192, help='number of ids'
+  )
+
+
+def _vocabulary(args: argparse.Namespace) -> int:
+  """train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2"""
+  inputs = {f'--inputs {path}': path for path in args.inputs}
+  outputs.check({'--out': args.out}, inputs)
+  files = []
+  for path in map(user_path, args.inputs):
+    sources = preparation.find(path)
+    if path.is_dir() and 'train' not in sources:
+      raise ValueError(f'{path} has no train split')
+    files.append(sources['train'] if path.is_dir() else path)
+  with progress.waiting(f'training a vocabulary of {args.size}'):
+    # The trainer answers an interrupt only when it is done.
+    texts, train = preparation.texts(files), sentencepiece_vocabulary.train
+    model = progress.interruptible(lambda: train(texts, size=args.size))
+  with replacing.file(user_path(args.out)) as partial:
+    partial.write_bytes(model)
+  digest = token_files.sha256_of(model)
+  progress.show(f'{args.out}: {args.size} ids, SHA-256 {digest}')
+  return 0
+
+
+def _new_folder(args: argparse.Namespace) -> AbstractContextManager[Path]:
+  mark = token_files.DESCRIPTION
+  return replacing.folder(args.out, mark, overwrite=args.overwrite)
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  needed = functools.partial(add, required=True)
+  needed(
+    '--inputs',
+    nargs='+',
+    metavar='PATH',
+    help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
+  )
+  needed('--vocabulary', metavar='MODEL', help='a SentencePiece model')
+  needed('--out', metavar='DIR', help='new folder')
+  group = parser.add_argument_group('lengths, in tokens with EOS')
+  number = functools.partial(group.add_argument, type=positive_int, default=64)
+  number('--max_input_tokens', help='most of an input')
+  number('--max_target_tokens', help='most of a target, or of a text')
+  group.add_argument(
+    '--too_long',
+    choices=['drop', 'trim', 'split'],
+    default='drop',
+    help='what becomes of longer examples',
+  )
+  add('--prefix', default='', help='put before every input')
+  add('--overwrite', action='store_true', help='replace earlier token files')
+
+
+def _prepare(args: argparse.Namespace) -> int:
+  """encode text into token files: training then needs numpy alone"""
+  sources: dict[str, Path] = {}
+  for path in args.inputs:
+    for split, file in preparation.find(user_path(path)).items():
+      if split in sources:
+        raise ValueError(
+          f'{sources[split]} and {file} would both be the token file {split}'
+        )
+      sources[split] = file
+  lengths = preparation.Lengths(
+    inputs=args.max_input_tokens,
+    targets=args.max_target_tokens,
+    too_long=args.too_long,
+  )
+  with _new_folder(args) as folder, progress.waiting('encoding'):
+    description = preparation.prepare(
+      folder, sources, user_path(args.vocabulary), lengths, prefix=args.prefix
+    )
+  for split, counts in description['splits'].items():
+    # Of counts {'dropped': 3, 'trimmed': 0, ...} only '3 dropped' is said.
+    lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
+    figures = (
+      f'{counts["examples"]:,} examples of {counts["read"]:,}',
+      f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
+      *(f'{counts[name]:,} {name}' for name in lost),
+    )
+    progress.show(f'{args.out}/{split}.npz: {", ".join(figures)}')
+  return 0
+
+
+def _add_writing(parser: argparse.ArgumentParser, *, model: str) -> None:
+  """Adds what both `rewrite` and `write` take."""
+  add = parser.add_argument
+  add('--model', metavar='MODEL', required=True, help=model)
+  add('--out', metavar='DIR', required=True, help='new folder')
+  add('--batch_size', type=positive_int, default=64, help='rows at once')
+  add('--seed', type=int, default=0, help='of draws')
+  add('--dtype', **options.DTYPE, help='of weights and caches')
+
+
+def _add_rewrite(parser: argparse.ArgumentParser) -> None:
+  _add_writing(parser, model='a T5, as for generate')
+  add = parser.add_argument
+  add(
+    '--tokens',
+    metavar='DIR',
+    required=True,
+    help='what specdec data prepare wrote',
+  )
+  add(
+    '--splits',
+    nargs='+',
+    default=['train'],
+    metavar='SPLIT',
+    help='to be rewritten; the others are copied',
+  )
+  add('--temperature', type=temperature, default=0.0, help='0 is greedy')
+  add('--overwrite', action='store_true', help='replace an earlier folder')
+
+
+def _add_write(parser: argparse.ArgumentParser) -> None:
+  _add_writing(parser, model='a decoder, as for generate')
+  add = parser.add_argument
+  add('--prompts', metavar='FILE', required=True, help='as for generate')
+  options.add_shared(parser, 'chat', 'system', 'chat_template_kwargs')
+  add(
+    '--temperature',
+    dest='temperatures',
+    type=temperature,
+    nargs='+',
+    default=[0.0],
+    help='0 is greedy; parts take several in turn',
+  )
+  add('--max_new_tokens', type=int, default=256, help='per text')
+  add('--part_size', type=int, default=128, help='texts of a part')
+  add(
+    '--layers',
+    nargs='+',
+    metavar='N',
+    type=positive_int,
+    help='keep the residual streams that enter these layers, in bfloat16; the '
+    "number of layers names the last one's output",
+  )
+
+
+def _write(args: argparse.Namespace) -> int:
+  """write texts after prompts, with what the model computed: EAGLE heads need
+  them. The same command goes on where it was stopped"""
+  compilation_cache.enable()
+  texts = from_flags.texts_alone(from_flags.lines(args))
+  writing = from_flags.named(
+    write_texts.Writing, args, prompts=texts, how=from_flags.settings(args)
+  )
+  model = Model(checkpoint=args.model, dtype=args.dtype)
+  write_texts.write(model, writing, args.out, say=progress.show)
+  return 0
+
+
+def _rewrite(args: argparse.Namespace) -> int:
+  """give token files the targets that a model writes: for distillation"""
+  source = user_path(args.tokens)
+  description = token_files.load_description(source)
+  splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
+  if missing := sorted(set(args.splits) - set(splits)):
+    raise ValueError(f'{source} has no {", ".join(missing)}')
+  config, params = recipes.read_t5(args.model, jnp.dtype(args.dtype))
+  _check_model_vocabulary(args.model, source)
+  length = description.at('lengths').count('targets')
+  how = recipes.rewriting(source, length, args.temperature, args.batch_size)
+  counts = dict(description.at('splits').values)
+  with _new_folder(args) as folder:
+    # Copies the vocabulary, and splits that are not rewritten.
+    for path in (source / token_files.VOCABULARY, *splits.values()):
+      if path.stem not in args.splits and path.is_file():
+        (folder / path.name).write_bytes(path.read_bytes())
+    for split in args.splits:
+      tokens, file = token_files.load(splits[split]), folder / f'{split}.npz'
+      with progress.bar(f'rewriting {split}', len(tokens)) as bar:
+        rewritten = recipes.rewrite_targets(
+          config, params, tokens, how, seed=args.seed, report=bar.advance
+        )
+      token_files.save(file, rewritten)
+      # Counts of what was dropped stay: the inputs are the same.
+      counts[split] = {
+        **description.at('splits').at(split).values,
+        'target_tokens': rewritten.targets.tokens.size,
+        'sha256': token_files.sha256_of(file.read_bytes()),
+        'written_by': args.model,
+        'temperature': args.temperature,
+      }
+    token_files.save_description(
+      folder, {**description.values, 'splits': counts}
+    )
+  progress.show(f'{args.out}: targets of {", ".join(args.splits)}')
+  return 0
+
+
+def _check_model_vocabulary(model: str, tokens: Path) -> None:
+  """Raises if token files are not of a model's SentencePiece vocabulary."""
+  path = loading.locate(model)
+  own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
+  vocabulary = loading.read_vocabulary(path)
+  if isinstance(vocabulary, sentencepiece_vocabulary.SentencePieceVocabulary):
+    token_files.check_vocabulary(tokens, vocabulary.model)
+  elif own.is_file():
+    token_files.check_vocabulary(tokens, own.read_bytes())
+
+
+# The docstring of an action is its help.
+_ACTIONS = {
+  'vocabulary': (_add_vocabulary, _vocabulary),
+  'prepare': (_add_prepare, _prepare),
+  'rewrite': (_add_rewrite, _rewrite),
+  'write': (_add_write, _write),
+}
