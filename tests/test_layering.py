@@ -11,48 +11,64 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / 'specdec_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 
+# The core: each part may import its own layer and those below it.
 LAYERS = {
-  'audit': 0,
   'base': 0,
+  'lazy': 0,
   'theory': 0,
   'files': 0,
   'launch': 0,
   'verification': 1,
-  'logits': 1,
-  'processors': 1,
-  'grammars': 1,
   'arrays': 1,
   'trees': 1,
-  'distributions': 1,
-  'keys': 1,
+  'sampling': 1,
   'decoding': 2,
   'drafters': 2,
-  'contrib': 2,
   'models': 3,
   'sharding': 3,
-  'trace': 3,
-  'training': 4,
   'checkpoints': 4,
-  'data': 4,
   'text': 4,
-  'measure': 4,
-  'tpu_costs': 5,
   'assembly': 5,
-  'infer': 5,
   'cli': 6,
-  'integrations': 6,
+}
+# The extras: folders that can be deleted. No file of the core imports one.
+EXTRAS = {
+  'audit',
+  'contrib/beams',
+  'contrib/block_heads',
+  'contrib/ngram',
+  'contrib/top_beta',
+  'infer',
+  'integrations/t5x',
+  'integrations/tunix',
+  'measure',
+  'planning',
+  'trace',
+  'training',
+}
+# What an extra may import of other extras, beside the clock of `measure`.
+CLOCK = 'specdec_jax.measure.stopwatch'
+BETWEEN_EXTRAS = {
+  # Training texts are written as `infer` decodes.
+  'training': {'infer'},
+  # `num_decodes` runs a beam search.
+  'infer': {'contrib/beams'},
 }
 # Which other parts these may import: none, but for one.
-ALONE = {'audit': (), 'theory': (), 'files': (), 'launch': ('files',)}
+ALONE = {'theory': (), 'files': (), 'lazy': (), 'launch': ('files',)}
+# Files of the extra `audit` that work without jax and the rest of the package.
+WITHOUT_JAX = ('audit/auditing', 'audit/goodness_of_fit', 'audit/report')
+# Extras with commands of their own.
+COMMANDS = {'audit', 'infer', 'measure', 'planning', 'trace', 'training'}
 # Who may import a third party, and whether only inside functions.
 RESTRICTED = {
-  'flax.linen': ({'models', 'training', 'integrations'}, False),
+  'flax.linen': ({'models', 'training', 'integrations', 'contrib'}, False),
   'tensorflow': ({'text'}, True),
   'seqio': ({'text'}, True),
-  'argparse': ({'cli', 'launch'}, False),
-  'gin': ({'launch', 'integrations'}, False),
+  'argparse': ({'cli', 'launch', *COMMANDS}, False),
+  'gin': ({'launch', 'integrations', 'assembly'}, False),
   'optax': ({'training'}, False),
-  'grain': ({'data'}, True),
+  'grain': ({'training'}, True),
   'gguf': ({'checkpoints'}, True),
   'safetensors': ({'checkpoints'}, True),
   'tensorstore': ({'checkpoints'}, True),
@@ -101,26 +117,35 @@ def part_of(path: pathlib.Path) -> str:
   return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
 
 
+def extra_of(name: str) -> str | None:
+  """The extra that a file or module of the package belongs to, such as
+  `contrib/ngram` for `contrib/ngram/choice.py`; None for the core."""
+  name = name.replace('.', '/')
+  for extra in EXTRAS:
+    if name == extra or name.startswith(f'{extra}/'):
+      return extra
+  return None
+
+
 def relative(path: pathlib.Path) -> str:
   return str(path.relative_to(ROOT))
 
 
 def violations(path: pathlib.Path) -> list[str]:
   part = part_of(path)
-  if part in ('__init__', '__main__'):
+  if part in ('__init__', '__main__') or path.parent.name == 'contrib':
     return []
+  inside = path.relative_to(PACKAGE).with_suffix('').as_posix()
+  own_extra = extra_of(inside)
   wrong = []
   for name, is_inside in imports(path):
     if name.split('.')[0] in ('experiments', 'tests'):
       wrong.append(f'{part} imports {name}, which no wheel has')
     if name.startswith('specdec_jax.'):
-      other = name.split('.')[1]
-      if LAYERS[other] > LAYERS[part]:
-        wrong.append(f'{part} imports {other}, which lies above it')
-      if part in ALONE and other not in (part, *ALONE[part]):
-        wrong.append(f'{part} imports {other}')
-    if part in ('audit', 'theory') and name.split('.')[0] == 'jax':
-      wrong.append(f'{part} imports jax')
+      wrong += _wrong_import(part, own_extra, name)
+    is_numpy_only = part == 'theory' or inside in WITHOUT_JAX
+    if is_numpy_only and name.split('.')[0] == 'jax':
+      wrong.append(f'{inside} imports jax')
     for package, (parts, only_inside) in RESTRICTED.items():
       if name == package or name.startswith(f'{package}.'):
         if part not in parts:
@@ -130,14 +155,39 @@ def violations(path: pathlib.Path) -> list[str]:
   return wrong
 
 
+def _wrong_import(part: str, own_extra: str | None, name: str) -> list[str]:
+  """Says what is wrong with an import of a module of the package, if anything
+  is."""
+  other_extra = extra_of(name.removeprefix('specdec_jax.'))
+  if other_extra is not None:
+    if own_extra is None:
+      return [f'the core imports {name}, of an extra']
+    allowed = {own_extra, *BETWEEN_EXTRAS.get(own_extra, ())}
+    if other_extra not in allowed and not name.startswith(CLOCK):
+      return [f'the extra {own_extra} imports {name}, of another']
+    return []
+  if own_extra is not None:
+    return []
+  other = name.split('.')[1]
+  wrong = []
+  if LAYERS[other] > LAYERS[part]:
+    wrong.append(f'{part} imports {other}, which lies above it')
+  if part in ALONE and other not in (part, *ALONE[part]):
+    wrong.append(f'{part} imports {other}')
+  return wrong
+
+
 @pytest.mark.parametrize('path', FILES, ids=relative)
 def test_imports_point_downwards(path):
   assert violations(path) == []
 
 
-def test_every_part_has_a_layer():
-  parts = {part_of(path) for path in FILES} - {'__init__', '__main__'}
-  assert parts <= set(LAYERS)
+def test_every_part_has_a_layer_or_is_an_extra():
+  for path in FILES:
+    part = part_of(path)
+    inside = path.relative_to(PACKAGE).with_suffix('').as_posix()
+    is_package_file = path.name == '__init__.py' or part == '__main__'
+    assert part in LAYERS or extra_of(inside) or is_package_file, inside
 
 
 def test_a_violation_is_seen(tmp_path, monkeypatch):
@@ -160,14 +210,19 @@ def test_a_violation_is_seen(tmp_path, monkeypatch):
     ('launch', 'from specdec_jax import base', True),
     ('files', 'from specdec_jax.launch import progress', True),
     ('theory', 'from specdec_jax.audit import report', True),
-    ('data', 'def f():\n  import seqio', True),
+    ('cli', 'from specdec_jax.trace import page', True),
+    ('trace', 'from specdec_jax.cli import wording', False),
+    ('planning', 'from specdec_jax.measure import stopwatch', False),
+    ('planning', 'from specdec_jax.measure import benchmark', True),
+    ('contrib/ngram', 'from specdec_jax.contrib.beams import trie', True),
+    ('training', 'def f():\n  import seqio', True),
     ('text', 'def f():\n  import seqio', False),
   ],
 )
 def test_what_stands_alone_is_told(tmp_path, monkeypatch, part, line, is_wrong):
   monkeypatch.setitem(globals(), 'PACKAGE', tmp_path)
   path = tmp_path / part / 'some.py'
-  path.parent.mkdir()
+  path.parent.mkdir(parents=True)
   path.write_text(line)
   assert len(violations(path)) == is_wrong
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from experiments import common
 from experiments.leviathan2023 import paper
-from specdec_jax import drafters
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DraftModel
 from specdec_jax.assembly.drafters.choice import Target
@@ -21,6 +20,7 @@ from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.contrib.ngram import ngram_counts
+from specdec_jax.contrib.ngram.drafter import NGramTable, ngram
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families
@@ -299,7 +299,7 @@ def drafter(
     choice = dataclasses.replace(pair.draft, gamma=gamma, **schedule)
     return choice.make(target, choice.length).drafter
   sampled = target.sampling.to_probs(target.vocab_size)
-  return drafters.ngram(
+  return ngram(
     ngram_table(pair, 1 if name == UNIGRAM else 2),
     gamma=gamma,
     logits_to_probs=sampled if temperature else None,
@@ -320,7 +320,7 @@ def decoder(
 
 
 @functools.cache
-def ngram_table(pair: Pair, order: int) -> drafters.NGramTable:
+def ngram_table(pair: Pair, order: int) -> NGramTable:
   """Counts of what the training text has the target write."""
   return ngram_counts.estimate(
     _training_tokens(pair),

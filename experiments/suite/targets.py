@@ -23,10 +23,9 @@ from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.decoding import exact_bits
-from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, sides
+from specdec_jax.measure import benchmark, sameness, sides
 from specdec_jax.measure.benchmark import Drafted
 from specdec_jax.measure.sides import Side
 from specdec_jax.models import families
@@ -100,7 +99,7 @@ def _num_divergent(plain: Side, drafted: Side) -> int:
   """Counts rows in which two sides decode different tokens."""
   target = plain.program.method.target
   states = plain.decode(), drafted.decode()
-  found = metrics.sameness(target, plain.params, *states)
+  found = sameness.sameness(target, plain.params, *states)
   return found['num_divergent_rows']
 
 

@@ -22,6 +22,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params
+from specdec_jax.contrib.top_beta.choice import TopBeta
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.infer.examples import Layout, Row
@@ -35,9 +36,9 @@ from specdec_jax.theory import estimates
 # Rules by the names that the tables have.
 RULES: dict[str, Rule] = {
   'strict': rules.Greedy(),
-  'top-3 tau 1': rules.TopBeta(beta=3, tau=1.0),
-  'top-5 tau 3': rules.TopBeta(beta=5, tau=3.0),
-  'top-5 tau 5': rules.TopBeta(beta=5, tau=5.0),
+  'top-3 tau 1': TopBeta(beta=3, tau=1.0),
+  'top-5 tau 3': TopBeta(beta=5, tau=3.0),
+  'top-5 tau 5': TopBeta(beta=5, tau=5.0),
 }
 HEADS = 'heads'
 # A drafter as it was chosen, and its weights.

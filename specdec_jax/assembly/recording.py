@@ -23,11 +23,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax import arrays, base
-from specdec_jax.base import Array, Draft, Prompt, Verification
+from specdec_jax.base import Array, Prompt
+from specdec_jax.decoding import step_values
 from specdec_jax.decoding.speculative import StepInfo
+from specdec_jax.decoding.step_values import StepValues
 from specdec_jax.theory import estimates
-from specdec_jax.verification import decision
 
 VERSION = 1
 
@@ -51,24 +51,6 @@ _TAIL = 16
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
-@base.value
-class StepValues:
-  """What a trace keeps of a `StepInfo`; nothing has a vocabulary axis.
-
-  The draft is without its probabilities; p and q, float32 `[B, G]`, are those
-  of each drafted token (q is 1 from a deterministic drafter), next_p, float32
-  `[B]`, the target's of the next; starts and counts are int32 `[B]`.
-  """
-
-  draft: Draft
-  verification: Verification
-  p: Array
-  q: Array
-  next_p: Array
-  starts: Array
-  counts: Array
-
-
 @dataclasses.dataclass(frozen=True)
 class TraceState:
   """Where a trace stands: its rows, their last tokens, and the iteration."""
@@ -76,24 +58,6 @@ class TraceState:
   row_ids: tuple[int, ...]
   tails: tuple[tuple[int, ...], ...]
   iteration: int = 0
-
-
-@jax.jit
-def gather(info: StepInfo) -> StepValues:
-  """Picks what a trace needs; called inside the jitted step, it keeps the
-  probabilities `[B, G+1, V]` from leaving it."""
-  draft, verification = info.draft, info.verification
-  gamma = draft.tokens.shape[1]
-  next_probs = decision.probs_at(info.target_probs, verification.num_accepted)
-  return StepValues(
-    draft=dataclasses.replace(draft, probs=None),
-    verification=verification,
-    p=arrays.pick(info.target_probs[:, :gamma], draft.tokens),
-    q=decision.drafted_probs(draft),
-    next_p=arrays.pick(next_probs, verification.next_token),
-    starts=info.starts,
-    counts=info.counts,
-  )
 
 
 def header(
@@ -152,7 +116,9 @@ def iteration_records(
   character belongs to the token that completes it. `state` is `init(prompt)`,
   then what the last call returned.
   """
-  values = jax.device_get(gather(info) if isinstance(info, StepInfo) else info)
+  values = jax.device_get(
+    step_values.gather(info) if isinstance(info, StepInfo) else info
+  )
   records, tails = [], []
   for b, tail in enumerate(state.tails):
     row = jax.tree.map(lambda leaf, b=b: leaf[b], values)

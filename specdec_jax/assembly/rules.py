@@ -5,13 +5,14 @@ new one is a frozen dataclass that makes a `Judge`, and a row of `RULES`.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specdec_jax import verification
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, Draft, Tree, Verification, VerifyFn
-from specdec_jax.launch.numbers import cost, fraction, positive_int
+from specdec_jax.launch.numbers import fraction
+from specdec_jax.lazy import LazyTable
 
 _LENIENCE = 'below 1, accepts more and is no longer lossless'
 
@@ -99,11 +100,11 @@ class Greedy:
   lenience: float = option(1.0, _LENIENCE, type=fraction)
 
   def judge(self, sampling: Sampling) -> Judge:
-    _check_greedy('greedy', sampling)
+    check_greedy('greedy', sampling)
     is_lossless = self.lenience == 1
     return Judge(
       'greedy',
-      sampling if is_lossless else _at_one(sampling),
+      sampling if is_lossless else at_temperature_one(sampling),
       for_chain=functools.partial(verification.greedy, lenience=self.lenience),
       for_tree=verification.greedy_walk if is_lossless else None,
       is_lossless=is_lossless,
@@ -116,30 +117,6 @@ class Block:
 
   def judge(self, sampling: Sampling) -> Judge:
     return Judge('block', sampling, verification.block_verification)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TopBeta:
-  """`contrib.top_beta.rule`, which reads the target's distributions at
-  temperature 1 and decodes greedily."""
-
-  beta: int = option(
-    3,
-    "accept a drafted token only among the target's so many likeliest",
-    type=positive_int,
-  )
-  tau: float = option(
-    1.0,
-    'and only if it is at most so many nats less likely than the likeliest',
-    type=cost,
-  )
-
-  def judge(self, sampling: Sampling) -> Judge:
-    _check_greedy('top_beta', sampling)
-    rule = functools.partial(
-      verification.top_beta, beta=self.beta, tau=self.tau
-    )
-    return Judge('top_beta', _at_one(sampling), rule, is_lossless=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,30 +149,45 @@ class Custom:
     name = getattr(self.function, '__name__', 'the rule')
     # A reference of gin is another function with the same name.
     if name == 'greedy':
-      _check_greedy(name, sampling)
+      check_greedy(name, sampling)
     if self.temperature is not None:
       sampling = dataclasses.replace(sampling, temperature=self.temperature)
     # Only its author knows whether it is lossless.
     return Judge(name, sampling, self.function, is_lossless=False)
 
 
-RULES: dict[str, type[Rule]] = {
-  'speculative_sampling': SpeculativeSampling,
-  'greedy': Greedy,
-  'block': Block,
-  'top_beta': TopBeta,
-  'traversal': Traversal,
-  'target_sample_walk': TargetSampleWalk,
-}
+_HERE = 'specdec_jax.assembly.rules'
+
+RULES: LazyTable[type[Rule]] = LazyTable(
+  {
+    'speculative_sampling': f'{_HERE}:SpeculativeSampling',
+    'greedy': f'{_HERE}:Greedy',
+    'block': f'{_HERE}:Block',
+    'top_beta': 'specdec_jax.contrib.top_beta.choice:TopBeta',
+    'traversal': f'{_HERE}:Traversal',
+    'target_sample_walk': f'{_HERE}:TargetSampleWalk',
+  }
+)
 
 
-def _at_one(sampling: Sampling) -> Sampling:
+def __getattr__(name: str) -> Any:
+  """Finds a rule by the name of its class, as gin files write it."""
+  # This module is still being imported when it is looked up in itself.
+  for key in RULES:
+    path = RULES.path(key)
+    if path.endswith(f':{name}') and not path.startswith(_HERE):
+      return RULES[key]
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def at_temperature_one(sampling: Sampling) -> Sampling:
   """Returns the sampling at temperature 1, for rules that compare
   probabilities although decoding is greedy."""
   return dataclasses.replace(sampling, temperature=1.0)
 
 
-def _check_greedy(name: str, sampling: Sampling) -> None:
+def check_greedy(name: str, sampling: Sampling) -> None:
+  """Raises ValueError unless the target is decoded greedily."""
   if not sampling.is_greedy:
     raise ValueError(
       f'verification {name} needs temperature 0, got {sampling.temperature}'

@@ -20,7 +20,7 @@ from specdec_jax.assembly.sampling import (
   overriding,
 )
 from specdec_jax.base import Array, Params, Prompt
-from specdec_jax.decoding import exact_bits
+from specdec_jax.decoding import exact_bits, step_values
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.sampling import keys
@@ -288,7 +288,7 @@ def compile_decode(
 
 def parts(program: Program) -> Sequence[Part]:
   """Returns the parts that decode a batch: whole, or step by step."""
-  return [program.prefill, *program.stepwise(recording.gather)]
+  return [program.prefill, *program.stepwise(step_values.gather)]
 
 
 def iterations(

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import specdec_jax
+from specdec_jax import lazy
 from specdec_jax.cli import options, outputs
 from specdec_jax.launch import failures, gin_launch, platforms, progress
 
 
 class Command(NamedTuple):
-  """A subcommand: a module of `cli.commands`, imported when it is used, a line
-  of help, and the functions that add its options and do its work."""
+  """A subcommand: a module, imported when the command is used, a line of help,
+  and the functions of the module that add its options and do its work."""
 
   module: str
   help: str
@@ -24,27 +25,50 @@ class Command(NamedTuple):
   run: str = 'run'
 
 
+# Commands of an extra are left out where the extra is not installed.
 _COMMANDS = {
-  'chat': Command('decoding.chat', 'converse with a model'),
-  'generate': Command('decoding.generate', 'continue prompts'),
+  'chat': Command('specdec_jax.cli.commands.chat', 'converse with a model'),
+  'generate': Command('specdec_jax.cli.commands.generate', 'continue prompts'),
   'bench': Command(
-    'measuring.bench', 'time plain against speculative decoding'
+    'specdec_jax.measure.bench_command',
+    'time plain against speculative decoding',
   ),
   'calibrate': Command(
-    'measuring.calibrate', 'measure acceptance and costs for `plan`'
+    'specdec_jax.measure.calibrate_command',
+    'measure acceptance and costs for `plan`',
   ),
-  'plan': Command('measuring.plan', 'choose gamma and predict the speedup'),
-  'audit': Command('measuring.audit', 'test whether samples follow the model'),
-  'trace': Command('decoding.trace', 'show a recorded trace'),
-  'data': Command('models.data', 'train vocabularies and prepare token files'),
-  'convert': Command('models.convert', 'convert a checkpoint'),
-  'train': Command('models.train', 'train a model under gin'),
-  'infer': Command('decoding.infer', 'decode a task to JSONL, under gin'),
+  'plan': Command(
+    'specdec_jax.planning.plan_command',
+    'choose gamma and predict the speedup',
+  ),
+  'audit': Command(
+    'specdec_jax.audit.audit_command',
+    'test whether samples follow the model',
+  ),
+  'trace': Command('specdec_jax.trace.trace_command', 'show a recorded trace'),
+  'data': Command(
+    'specdec_jax.training.data_command',
+    'train vocabularies and prepare token files',
+  ),
+  'convert': Command(
+    'specdec_jax.cli.commands.convert', 'convert a checkpoint'
+  ),
+  'train': Command(
+    'specdec_jax.training.train_command', 'train a model under gin'
+  ),
+  'infer': Command(
+    'specdec_jax.infer.infer_command', 'decode a task to JSONL, under gin'
+  ),
   'merge': Command(
-    'decoding.infer', 'join the shards of infer', 'add_merge_arguments', 'merge'
+    'specdec_jax.infer.infer_command',
+    'join the shards of infer',
+    'add_merge_arguments',
+    'merge',
   ),
-  'eval': Command('decoding.evaluate', 'judge what infer wrote'),
-  'doctor': Command('measuring.doctor', 'check this installation'),
+  'eval': Command('specdec_jax.infer.eval_command', 'score what infer wrote'),
+  'doctor': Command(
+    'specdec_jax.cli.commands.doctor', 'check this installation'
+  ),
 }
 
 _log = logging.getLogger('specdec_jax')
@@ -123,12 +147,18 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
   # The module of a subcommand may import much: only that of the one given is.
   given = next((each for each in argv if not each.startswith('-')), None)
   for name, command in _COMMANDS.items():
+    if not lazy.is_installed(command.module):
+      if name == given:
+        raise ValueError(
+          f'{name} is a command of the extra {lazy.extra_of(command.module)}, '
+          'whose folder is not in this installation'
+        )
+      continue
     subparser = subparsers.add_parser(
       name, help=command.help, formatter_class=options.HelpFormatter
     )
     if name == given:
-      path = f'specdec_jax.cli.commands.{command.module}'
-      module = importlib.import_module(path)
+      module = importlib.import_module(command.module)
       run = getattr(module, command.run)
       subparser.description = run.__doc__ or module.__doc__
       subparser.set_defaults(run_command=run)

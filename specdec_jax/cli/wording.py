@@ -1,12 +1,6 @@
 """Words and characters that the renderings of a trace share."""
 
-import functools
-from collections.abc import Callable
-from importlib import resources
-from typing import Any
-
 from specdec_jax.assembly.recording import Record, Summary
-from specdec_jax.files.require import require
 from specdec_jax.launch.visible_text import visible
 
 _EMPTY = '▯'
@@ -20,30 +14,6 @@ MEANINGS = {
   'discarded': 'drafted after a rejected token, thrown away with it',
   'truncated': 'drafted beyond the end of the row',
 }
-
-
-@functools.cache
-def asset(name: str) -> str:
-  """Reads a file beside this one."""
-  source = resources.files('specdec_jax.trace').joinpath(name)
-  return source.read_text(encoding='utf-8')
-
-
-def template(name: str, **filters: Callable[..., object]) -> Any:
-  """Reads a template beside this one, which escapes every value and has the
-  filters below, and others; ImportError without jinja2."""
-  jinja2 = require('jinja2', extra='models', purpose='to draw a trace')
-  strict = jinja2.StrictUndefined
-  environment = jinja2.Environment(autoescape=True, undefined=strict)
-  environment.filters |= {
-    'count_of': count,
-    'ordinal': ordinal,
-    'shown': shown,
-    'summary_line': summary_line,
-    'visible': lambda text, keep='': visible(text, keep=keep),
-    **filters,
-  }
-  return environment.from_string(asset(name))
 
 
 def shown(text: str) -> str:

@@ -1,6 +1,5 @@
 """Drafters: sources of drafts, each a few pure functions (`base.Drafter`)."""
 
-from specdec_jax.contrib.ngram.drafter import NGramTable, ngram
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.assistant import AssistantModel, assistant
@@ -18,7 +17,6 @@ __all__ = [
   'AssistantModel',
   'BlockModel',
   'EagleModel',
-  'NGramTable',
   'Pool',
   'adaptive',
   'assistant',
@@ -26,7 +24,6 @@ __all__ = [
   'branching',
   'continuations',
   'eagle',
-  'ngram',
   'none',
   'prompt_lookup',
   'schedules',

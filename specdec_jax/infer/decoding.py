@@ -41,8 +41,8 @@ class Decoding(Options):
     refill_size: rows that are refilled at once; None for a quarter. All of them
       makes every batch wait for its slowest row.
     num_samples: decodes of each example, each with a random stream of its own.
-    num_decodes: beams, if any, of beam search (`contrib.beams.beam_search`), which
-      takes the place of the loop; T5X's name.
+    num_decodes: beams, if any, of beam search (`contrib.beams.beam_search`),
+      which takes the place of the loop; T5X's name.
     draft_width: nodes of a level that a draft model drafts for a beam search;
       None for twice `num_decodes`.
     alpha: of the brevity penalty of beam search; None for 0.6.

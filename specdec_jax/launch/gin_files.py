@@ -15,6 +15,8 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch.spelling import did_you_mean
 
 _SHIPPED = 'gin_configs'
+# Packages that users' gin files may import by an earlier name.
+_MOVED = {'specdec_jax.data': 'specdec_jax.training.data'}
 # Inside the package in a wheel, else beside it.
 _INSIDE = Path(specdec_jax.__file__).resolve().parent / _SHIPPED
 _BESIDE = _INSIDE.parent.parent / _SHIPPED
@@ -80,12 +82,24 @@ def reader(
         f'{path} imports modules, by which whoever writes there runs code '
         'here: copy it to a disk, or add --gin_remote_imports'
       )
-    file = io.StringIO(dialect.translate(text))
+    file = io.StringIO(_with_current_modules(dialect.translate(text)))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
     yield file
     opened.pop()
 
   return read
+
+
+def _with_current_modules(text: str) -> str:
+  """Rewrites imports of modules by earlier names, in the text of a gin file."""
+  for earlier, current in _MOVED.items():
+    text = re.sub(
+      rf'^(\s*(?:from|import)\s+){re.escape(earlier)}\b',
+      rf'\g<1>{current}',
+      text,
+      flags=re.MULTILINE,
+    )
+  return text
 
 
 def find(name: str, folders: Sequence[str]) -> Path:

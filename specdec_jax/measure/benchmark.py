@@ -15,8 +15,8 @@ from specdec_jax import theory
 from specdec_jax.base import Drafter
 from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.rates import Counts
+from specdec_jax.measure import sameness, stopwatch
 from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side, Timed
 from specdec_jax.theory import estimates
 
@@ -126,7 +126,7 @@ def compare(
       ),
       'prefill_seconds': way.side.prefill_seconds,
       'end_to_end_speedup': whole / drafted,
-      **metrics.sameness(
+      **sameness.sameness(
         # A drafter on the target's features brings a target of its own.
         judge.program.method.target,
         judge.params,

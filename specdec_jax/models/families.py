@@ -6,23 +6,21 @@ A new network is a module, a row of `FAMILIES`, and tests.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax import lazy
 from specdec_jax.base import Array, LanguageModel
-from specdec_jax.contrib.block_heads import network as block_heads
-from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import llama, networks, t5
 from specdec_jax.models.drafting import assistant, block_decoder, eagle
 from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
 from specdec_jax.models.drafting.draft_vocabulary import spread
 from specdec_jax.models.drafting.eagle import EagleConfig
+from specdec_jax.models.family import Drafts, Family
 from specdec_jax.models.gemma import decoder as gemma
 from specdec_jax.models.gemma import gemma4, t5gemma
 from specdec_jax.models.gemma.gemma4 import Gemma4Config
@@ -33,77 +31,11 @@ from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.products import Weights
 from specdec_jax.models.t5 import T5Config
 
-# Sizes of a whole model, and of a network that only drafts.
+# Sizes of a whole model, and of a network that only drafts. An extra may have
+# networks of its own that draft, so any dataclass of a row's `config` will do.
 Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig | Gemma4Config
-DrafterConfig = (
-  BlockDecoderConfig | BlockHeadsConfig | EagleConfig | AssistantConfig
-)
+DrafterConfig = BlockDecoderConfig | EagleConfig | AssistantConfig | Any
 AnyConfig = Config | DrafterConfig
-
-
-class Drafts(NamedTuple):
-  """The purpose of a network that only drafts.
-
-  Attributes:
-    kind: the drafter that it is for, by its name among `assembly`'s choices.
-    bind: `(target, config, width=) -> Bound`: binds the network to a target,
-      which then keeps what the network reads at the first `width` tokens of a
-      call. `target` is the target's `Network`.
-  """
-
-  kind: str
-  bind: Callable[..., Bound]
-
-
-class Family(NamedTuple):
-  """Networks of one kind. Callables take an instance of `config` first.
-
-  Attributes:
-    name: the network's name in model.json.
-    config: the frozen dataclass of its sizes, with a field `dtype`; those of
-      whole models also have `vocab_size` and `is_tied`.
-    stacks: the fields of `config` that count layers, the decoder's last, each
-      with the branch of the parameters that has these layers as `layers_0`,
-      `layers_1` ...; `''` is the tree itself.
-    has_equal_layers: whether the layers of a stack have parameters of the same
-      names and shapes.
-    module: the network, as `Network` describes it; None for a family without
-      one, whose residual streams cannot be kept.
-    init_params: `(config, rng_key)` to fresh float32 parameters; None to make
-      them from `module`.
-    language_model: the functions that decoding calls; None to make them from
-      `module`.
-    drafts: the purpose of a network that only drafts; None for a whole model.
-    has_encoder: whether prompts go to an encoder.
-    starts: tokens that the decoder starts with, before any prompt.
-    adds_special_tokens: whether prompts are encoded with the vocabulary's
-      special tokens, such as the end of text that an encoder expects.
-    max_positions: the longest context of each stack; None without a limit.
-    has_vocabulary: whether there is an embedding for each token.
-    has_sentinels: whether sentinels may follow the pieces of a SentencePiece
-      vocabulary, as in T5.
-    has_spare_rows: whether any number of embeddings may have no token, rather
-      than a little padding.
-    check_params: `(config, params)`; raises ValueError for values that no
-      network of these sizes has, such as token ids out of range.
-  """
-
-  name: str
-  config: type
-  stacks: Mapping[str, str] = {}
-  has_equal_layers: bool = True
-  module: type[nn.Module] | None = None
-  init_params: Callable[[Any, Array], Weights] | None = None
-  language_model: Callable[[Any], LanguageModel] | None = None
-  drafts: Drafts | None = None
-  has_encoder: Callable[[Any], bool] = lambda config: False
-  starts: tuple[int, ...] = ()
-  adds_special_tokens: Callable[[Any], bool] = lambda config: True
-  max_positions: Callable[[Any], int | None] = lambda config: None
-  has_vocabulary: bool = True
-  has_sentinels: bool = False
-  has_spare_rows: bool = True
-  check_params: Callable[[Any, Any], None] = lambda config, params: None
 
 
 FAMILIES = (
@@ -159,13 +91,6 @@ FAMILIES = (
     max_positions=lambda config: config.max_positions,
   ),
   Family(
-    name='block_heads',
-    config=BlockHeadsConfig,
-    init_params=block_heads.init_params,
-    drafts=Drafts('block_heads', block_heads.bind),
-    has_vocabulary=False,
-  ),
-  Family(
     name='eagle',
     config=EagleConfig,
     init_params=eagle.init_params,
@@ -181,6 +106,7 @@ FAMILIES = (
     has_vocabulary=False,
     check_params=assistant.check_params,
   ),
+  *lazy.installed('specdec_jax.contrib.block_heads.network:FAMILY'),
 )
 
 

@@ -1,12 +1,11 @@
 """What `specdec plan` shows."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec_jax.cli import outputs
-from specdec_jax.measure.benchmark import Figures
 from specdec_jax.planning.planner import Forecast, GammaPlan, Prediction
 from specdec_jax.planning.tree_planner import TreePlan
 from specdec_jax.theory.costs import Costs
@@ -14,6 +13,8 @@ from specdec_jax.theory.costs import Costs
 _FIGURES = ('tokens per target run', 'speedup', 'operations')
 
 
+# Figures of a plan by name, as `specdec plan --json` writes them.
+Figures = dict[str, Any]
 # An acceptance rate, or a profile of them by position.
 Alpha = float | Sequence[float]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specdec_jax.assembly.recording import StepValues
+from specdec_jax.decoding.step_values import StepValues
 from specdec_jax.text import grammars, vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
 

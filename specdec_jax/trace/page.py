@@ -15,6 +15,7 @@ from specdec_jax.assembly.recording import Record
 from specdec_jax.assembly.trace_files import Trace
 from specdec_jax.cli import wording
 from specdec_jax.launch.visible_text import visible
+from specdec_jax.trace import templates
 
 
 def render(traced: Trace) -> str:
@@ -25,14 +26,14 @@ def render(traced: Trace) -> str:
     traced=traced,
     facts_of_header=_facts_of_header(traced.header),
     meanings=wording.MEANINGS,
-    style=wording.asset('page.css'),
-    script=wording.asset('page.js'),
+    style=templates.asset('page.css'),
+    script=templates.asset('page.js'),
   )
 
 
 @functools.cache
 def _template() -> Any:
-  return wording.template(
+  return templates.template(
     'page.html',
     as_read=recording.as_read,
     digest=_digest,

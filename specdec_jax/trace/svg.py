@@ -19,6 +19,7 @@ from specdec_jax.assembly.trace_files import Trace
 from specdec_jax.cli import wording
 from specdec_jax.files.require import require
 from specdec_jax.launch.visible_text import visible
+from specdec_jax.trace import templates
 
 # Characters in a line of tokens, lines of a prompt, characters in the title.
 _NUM_COLUMNS, _PROMPT_LINES, _HEAD_SIZE = 78, 2, 52
@@ -43,13 +44,13 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
     max_iterations=max_iterations,
     description='\n'.join(map(visible, committed)),
     legend=[(each, each) for each in _VERDICTS if each in traced.verdicts],
-    style=''.join(map(str.strip, wording.asset('svg.css').splitlines())),
+    style=''.join(map(str.strip, templates.asset('svg.css').splitlines())),
   )
 
 
 @functools.cache
 def _template() -> Any:
-  return wording.template(
+  return templates.template(
     'svg.html',
     columns=_columns,
     models_line=wording.models_line,

@@ -1,7 +1,6 @@
 """Verification rules: pure functions that accept a prefix of a draft or a path
 of a tree."""
 
-from specdec_jax.contrib.top_beta.rule import top_beta
 from specdec_jax.verification.block import block_verification
 from specdec_jax.verification.greedy import greedy
 from specdec_jax.verification.speculative_sampling import speculative_sampling
@@ -14,6 +13,5 @@ __all__ = [
   'greedy_walk',
   'speculative_sampling',
   'target_sample_walk',
-  'top_beta',
   'traversal',
 ]

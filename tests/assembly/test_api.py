@@ -20,10 +20,9 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import main
-from specdec_jax.contrib.ngram import ngram_counts
 from specdec_jax.drafters import schedules
 from specdec_jax.measure import timing, trials
-from specdec_jax.text import vocabularies
+from specdec_jax.text import text_files, vocabularies
 from specdec_jax.text.vocabularies import TextStream
 from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests import toy_eagle
@@ -742,9 +741,9 @@ def test_who_does_not_remember_says_so(folder, decoder):
 
 def test_a_text_is_read_once_for_all_gammas(folder, tmp_path, monkeypatch):
   (tmp_path / 'text').write_text('the in ab')
-  read, paths = ngram_counts.tokens_of_file, []
+  read, paths = text_files.tokens_of_file, []
   monkeypatch.setattr(
-    ngram_counts,
+    text_files,
     'tokens_of_file',
     lambda path, *args, **names: (
       paths.append(path) or read(path, *args, **names)

@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import verification
 from specdec_jax.assembly import recording
 from specdec_jax.base import Draft, Prompt, Verification
+from specdec_jax.decoding import step_values
 from specdec_jax.decoding.speculative import StepInfo
 from tests import slow
 from tests.assembly import tiny_decodes as tiny
@@ -197,16 +198,16 @@ def test_texts_join_over_split_characters():
 
 def test_gather_compiles_once():
   infos, _ = tiny.decode('model')
-  recording.gather.clear_cache()
+  step_values.gather.clear_cache()
   _trace(infos)
-  assert recording.gather._cache_size() == 1
-  values = jax.eval_shape(recording.gather, infos[0])
+  assert step_values.gather._cache_size() == 1
+  values = jax.eval_shape(step_values.gather, infos[0])
   assert all(leaf.ndim <= 2 for leaf in jax.tree.leaves(values))
 
 
 def test_gathered_values_give_the_same_records():
   infos, _ = tiny.decode('model')
-  assert _trace([recording.gather(info) for info in infos]) == _trace(infos)
+  assert _trace([step_values.gather(info) for info in infos]) == _trace(infos)
 
 
 def test_prompt_records():

@@ -19,6 +19,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.contrib.ngram import ngram_counts
+from specdec_jax.contrib.ngram.drafter import ngram
 from specdec_jax.drafters import text_pool
 from specdec_jax.models.drafting import block_decoder
 from specdec_jax.sampling import logits
@@ -67,9 +68,7 @@ def _ngram(order: int, is_sampled: bool):
     rng.integers(0, VOCAB_SIZE, 200), vocab_size=VOCAB_SIZE, order=order
   )
   to_probs = logits.standardize(top_k=3) if is_sampled else None
-  return lambda gamma: drafters.ngram(
-    table, gamma=gamma, logits_to_probs=to_probs
-  )
+  return lambda gamma: ngram(table, gamma=gamma, logits_to_probs=to_probs)
 
 
 def _autoregressive(model, *, is_argmax: bool = False, **sampling):

@@ -9,6 +9,7 @@ import pytest
 
 from specdec_jax import verification
 from specdec_jax.base import Draft, Verification
+from specdec_jax.contrib.top_beta.rule import top_beta
 from tests import slow
 
 VOCAB_SIZE = 5
@@ -20,8 +21,8 @@ ROWS = {
   'greedy': verification.greedy,
   'greedy, lenience 0.5': functools.partial(verification.greedy, lenience=0.5),
   'block_verification': verification.block_verification,
-  'top_beta, strict': functools.partial(verification.top_beta, beta=1),
-  'top_beta': functools.partial(verification.top_beta, beta=3, tau=1.0),
+  'top_beta, strict': functools.partial(top_beta, beta=1),
+  'top_beta': functools.partial(top_beta, beta=3, tau=1.0),
 }
 COMPILED = {name: jax.jit(rule) for name, rule in ROWS.items()}
 LENIENT = [verification.speculative_sampling, verification.greedy]

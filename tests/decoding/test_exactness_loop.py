@@ -11,6 +11,7 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Params
 from specdec_jax.contrib.ngram import ngram_counts
+from specdec_jax.contrib.ngram.drafter import ngram
 from specdec_jax.drafters import text_pool
 from specdec_jax.sampling import logits
 from tests import (
@@ -69,13 +70,9 @@ def _drafter(name: str, gamma: int, sampling=goodness_of_fit.Sampling()):
     return drafters.suffix(gamma=gamma, min_ngram=1), pool
   drafter = {
     'prompt_lookup': lambda: drafters.prompt_lookup(gamma=gamma, min_ngram=1),
-    'unigram': lambda: drafters.ngram(
-      _table(1), gamma=gamma, logits_to_probs=to_probs
-    ),
-    'bigram': lambda: drafters.ngram(
-      _table(2), gamma=gamma, logits_to_probs=to_probs
-    ),
-    'argmax bigram': lambda: drafters.ngram(_table(2), gamma=gamma),
+    'unigram': lambda: ngram(_table(1), gamma=gamma, logits_to_probs=to_probs),
+    'bigram': lambda: ngram(_table(2), gamma=gamma, logits_to_probs=to_probs),
+    'argmax bigram': lambda: ngram(_table(2), gamma=gamma),
     'uniform': lambda: drafters.uniform(gamma=gamma, vocab_size=VOCAB_SIZE),
   }[name]()
   return drafter, ()

@@ -10,6 +10,7 @@ import pytest
 
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params
+from specdec_jax.contrib.top_beta.rule import top_beta
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from tests import decoders, slow, toy, toy_families, toy_tree
@@ -359,7 +360,7 @@ def test_nan_in_the_target_stops_the_row_there(name):
 def test_nan_stops_the_rows_that_it_stops_in_plain_decoding(name, rule):
   """Not where it follows an EOS, or what would exceed a row's limit."""
   rule = {
-    'top_beta': functools.partial(verification.top_beta, beta=1),
+    'top_beta': functools.partial(top_beta, beta=1),
     'lenient': functools.partial(verification.greedy, lenience=1 - 1e-6),
   }.get(rule, rule)
   rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.rates import Counts
-from specdec_jax.measure import benchmark, sides
+from specdec_jax.measure import benchmark, sameness, sides
 from specdec_jax.measure.sides import Timed
 from specdec_jax.sampling import logits
 from tests import toy
@@ -55,7 +55,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     state, context=dataclasses.replace(state.context, lengths=lengths)
   )
   for other, is_same in ((state, True), (shorter, False)):
-    figures = metrics.sameness(target, params, [state], [other])
+    figures = sameness.sameness(target, params, [state], [other])
     assert figures['identical'] is is_same
     assert figures['num_divergent_rows'] == (not is_same)
     assert figures['first_divergence_margin'] is None
@@ -92,7 +92,7 @@ def test_margins_are_of_logits_that_were_processed():
     dataclasses.replace(state, context=state.context.replace(**changes))
     for changes in ({'grammar': grammar}, {'tokens': tokens})
   )
-  found = metrics.sameness(target, params, [expected], [other])
+  found = sameness.sameness(target, params, [expected], [other])
   own = params.target['table'][5, 5]
   margin = float(own[5] + 9 - 3 * 0.5 - own[7])
   assert found['divergence_margins'] == pytest.approx([margin])

@@ -9,6 +9,7 @@ import pytest
 
 from specdec_jax import drafters, theory, verification
 from specdec_jax.base import Params, Tree
+from specdec_jax.contrib.top_beta.rule import top_beta
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.method import Method
@@ -168,7 +169,7 @@ def test_argmax_leniences_follow_greedy_text():
 RULES = {
   'lenient': functools.partial(verification.speculative_sampling, lenience=0.3),
   'greedy': functools.partial(verification.greedy, lenience=0.3),
-  'top_beta': functools.partial(verification.top_beta, beta=2, tau=1.0),
+  'top_beta': functools.partial(top_beta, beta=2, tau=1.0),
 }
 
 

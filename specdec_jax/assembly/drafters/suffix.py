@@ -7,9 +7,9 @@ from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.option_fields import option
-from specdec_jax.contrib.ngram import ngram_counts
 from specdec_jax.drafters import text_pool
 from specdec_jax.launch.numbers import positive_int
+from specdec_jax.text import text_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Suffix:
       # A dry run has no vocabulary, and reads nothing.
       if not path or target.vocabulary is None:
         return made
-      text = ngram_counts.tokens_of_file(
+      text = text_files.tokens_of_file(
         path, target.vocabulary, option='suffix_text'
       )
       if text.max(initial=0) >= target.vocab_size:

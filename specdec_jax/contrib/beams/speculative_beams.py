@@ -79,7 +79,8 @@ def generate(
     params: weights of target and drafter.
     prompt: what to continue.
     target: a model that takes placements.
-    drafter: from `contrib.beams.beam_drafters`; changes the speed, not the result.
+    drafter: from `contrib.beams.beam_drafters`; changes the speed, not the
+      result.
     num_beams: K.
     alpha: exponent of the brevity penalty; 0 compares log-probabilities.
     max_len: S, the most tokens a row can have, prompt included.

@@ -12,6 +12,7 @@ from specdec_jax.base import Array, Prompt
 from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import taps
+from specdec_jax.models.family import Drafts, Family
 from specdec_jax.models.layers import applied
 from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.products import Weights
@@ -76,9 +77,10 @@ def init_params(config: BlockHeadsConfig, rng_key: Array) -> Weights:
 
 
 def bind(target: Network, config: BlockHeadsConfig, *, width: int) -> Bound:
-  """Binds the first `width - 1` heads to a target, for
-  `contrib.block_heads.blockwise_heads`; the target then keeps what the heads read at the
-  first `width` tokens of a call.
+  """Binds the first `width - 1` heads to a target, for `blockwise_heads`.
+
+  The target then keeps what the heads read at the first `width` tokens of a
+  call.
 
   The drafter's params are `{'heads': ..., 'target': ...}`, since heads share
   the target's projection. Raises ValueError if the heads' `embed_dim` is not
@@ -113,3 +115,12 @@ def bind(target: Network, config: BlockHeadsConfig, *, width: int) -> Bound:
     target=keeping._replace(init=init),
     join=lambda params, own: {'heads': own, 'target': params},
   )
+
+
+FAMILY = Family(
+  name='block_heads',
+  config=BlockHeadsConfig,
+  init_params=init_params,
+  drafts=Drafts('block_heads', bind),
+  has_vocabulary=False,
+)

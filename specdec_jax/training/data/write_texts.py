@@ -1,4 +1,4 @@
-"""Texts that a model writes after prompts, kept as `training.data.written_texts`."""
+"""Texts that a model writes after prompts, stored by `written_texts`."""
 
 import dataclasses
 import functools

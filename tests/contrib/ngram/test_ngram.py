@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters
 from specdec_jax.base import Context
 from specdec_jax.contrib.ngram import ngram_counts
-from specdec_jax.contrib.ngram.drafter import next_probs
+from specdec_jax.contrib.ngram.drafter import next_probs, ngram
 from specdec_jax.sampling import logits
 
 VOCAB_SIZE = 6
@@ -87,7 +86,7 @@ def _context(last):
 
 def test_deterministic_draft_follows_the_likeliest_chain():
   table = ngram_counts.estimate(_stream(), vocab_size=VOCAB_SIZE)
-  drafter = drafters.ngram(table, gamma=4)
+  drafter = ngram(table, gamma=4)
   draft, _ = drafter.propose((), None, _context(range(VOCAB_SIZE)), ())
   best = reference(_stream().tolist(), 2, 32, 0.5).argmax(-1)
   for token in range(VOCAB_SIZE):
@@ -101,7 +100,7 @@ def test_deterministic_draft_follows_the_likeliest_chain():
 
 def test_sampled_draft_hands_over_the_law_it_draws_from():
   table = ngram_counts.estimate(_stream(), vocab_size=VOCAB_SIZE)
-  drafter = drafters.ngram(
+  drafter = ngram(
     table, gamma=3, logits_to_probs=logits.standardize(temperature=0.5)
   )
   last = np.arange(4000) % VOCAB_SIZE

@@ -11,6 +11,7 @@ import pytest
 
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params
+from specdec_jax.contrib.top_beta.rule import top_beta
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
@@ -57,7 +58,7 @@ def prompt_of(row_ids):
 
 def rule_of(setting):
   beta, tau = setting
-  return functools.partial(verification.top_beta, beta=beta, tau=tau)
+  return functools.partial(top_beta, beta=beta, tau=tau)
 
 
 @functools.cache
@@ -149,13 +150,13 @@ def test_rule_is_the_definition(beta, tau):
 @pytest.mark.parametrize('beta', [0, -1, True, 1.0])
 def test_bad_beta_is_refused(beta):
   with pytest.raises(ValueError, match=r'beta.*integer'):
-    verification.top_beta(None, None, None, beta=beta, tau=1.0)
+    top_beta(None, None, None, beta=beta, tau=1.0)
 
 
 @pytest.mark.parametrize('tau', [-0.1, math.nan])
 def test_bad_tau_is_refused(tau):
   with pytest.raises(ValueError, match=r'tau.*at least 0'):
-    verification.top_beta(None, None, None, beta=2, tau=tau)
+    top_beta(None, None, None, beta=2, tau=tau)
 
 
 @pytest.mark.parametrize('setting', SETTINGS)

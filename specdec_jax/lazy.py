@@ -1,0 +1,92 @@
+"""Tables of what is imported when it is looked up, and may not be installed.
+
+The core names commands, drafters, rules and networks that belong to extras,
+such as `specdec_jax.contrib.ngram`. An extra can be taken off by deleting its
+folder: the tables then leave its rows out.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+Value = TypeVar('Value')
+
+
+def is_installed(module: str) -> bool:
+  """Tells whether a module's file is there, without importing the module.
+
+  The packages around it are imported; one that is there and broken raises.
+  """
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError as error:
+    # Of `a.b.c`, `a.b` may be missing as well; any other name is a package
+    # that `a.b` fails to import.
+    if error.name is not None and f'{module}.'.startswith(f'{error.name}.'):
+      return False
+    raise
+
+
+def attribute(path: str) -> Any:
+  """Imports `'package.module:name'` and returns what has that name."""
+  module, _, name = path.partition(':')
+  return getattr(importlib.import_module(module), name)
+
+
+def installed(*paths: str) -> tuple[Any, ...]:
+  """Imports those of several `'package.module:name'` that are installed."""
+  modules = [path.partition(':')[0] for path in paths]
+  return tuple(
+    attribute(path)
+    for path, module in zip(paths, modules, strict=True)
+    if is_installed(module)
+  )
+
+
+def extra_of(module: str) -> str:
+  """Names the extra that a module belongs to: the folder that holds it all.
+
+  `specdec_jax.contrib.ngram.choice` belongs to `contrib/ngram`.
+  """
+  folders = module.split('.')[1:-1]
+  return '/'.join(folders)
+
+
+class LazyTable(Mapping[str, Value], Generic[Value]):
+  """A table whose values are written as `'package.module:name'`.
+
+  A value is imported when it is looked up. A row whose module is not installed
+  is left out; a module that is installed and cannot be imported raises.
+  """
+
+  def __init__(self, paths: Mapping[str, str]):
+    self._paths = dict(paths)
+
+  def __getitem__(self, key: str) -> Value:
+    path = self._paths[key]
+    if not is_installed(path.partition(':')[0]):
+      raise KeyError(key)
+    return attribute(path)
+
+  def path(self, key: str) -> str:
+    """Returns the `'package.module:name'` of a row."""
+    return self._paths[key]
+
+  def __iter__(self) -> Iterator[str]:
+    for key, path in self._paths.items():
+      if is_installed(path.partition(':')[0]):
+        yield key
+
+  def __len__(self) -> int:
+    return sum(1 for _ in self)
+
+  @property
+  def absent(self) -> dict[str, str]:
+    """The rows that are left out: the extra that each belongs to, by key."""
+    modules = {key: path.partition(':')[0] for key, path in self._paths.items()}
+    return {
+      key: extra_of(module)
+      for key, module in modules.items()
+      if not is_installed(module)
+    }
