@@ -113,9 +113,10 @@ test-all: $(VENV)/dev.done
 	$(call TESTS)
 
 # Tests under settings that users may choose for a whole process.
-EXACTNESS := tests/verification/test_exactness_rules.py tests/decoding/test_exactness_controls.py \
-  tests/decoding/test_exactness_loop.py tests/decoding/test_invariances.py tests/sampling/test_keys.py \
-  tests/contracts
+EXACTNESS := tests/verification/test_exactness_rules.py \
+  tests/decoding/test_exactness_controls.py \
+  tests/decoding/test_exactness_loop.py tests/decoding/test_invariances.py \
+  tests/sampling/test_keys.py tests/contracts
 
 modes: $(VENV)/dev.done
 	JAX_DEFAULT_PRNG_IMPL=rbg $(BIN)/python -m pytest $(WORKERS) --quick $(EXACTNESS)
@@ -132,7 +133,7 @@ fuzz: $(VENV)/dev.done
 	  --seconds $(SECONDS) --findings $(OUT)/fuzz
 
 tunix: $(VENV)/tunix.done
-	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix*.py \
+	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/tunix \
 	  'tests/test_notebooks.py::test_runs_from_a_clean_kernel[rollouts]'
 
 # Notebooks measure times, so nothing else runs beside them.

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import jax
 
 from experiments import common
-from specdec_jax.measure import stopwatch
+from specdec_jax.launch import platforms
 from specdec_jax.models import presets
 
 MODEL = 'ende-mini'
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> None:
   sentences = read_sentences(args.sentences)
   print(
     f'{MODEL}, {args.sentences} sentences, at most {args.max_new_tokens} new '
-    f'tokens, {args.pairs} pairs; {stopwatch.device_name()}, '
+    f'tokens, {args.pairs} pairs; {platforms.device_name()}, '
     f'jax {jax.__version__}\n'
   )
   print('| dtype | batch | infer, tokens/s | generate | ratio | same texts |')

@@ -15,7 +15,7 @@ import jax
 
 import specdec_jax
 from experiments import provenance
-from specdec_jax.measure import stopwatch
+from specdec_jax.launch import platforms
 
 Cells = dict[str, Any]
 
@@ -47,7 +47,7 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
   flags = os.environ.get('XLA_FLAGS', '').strip()
   return {
     'command': shlex.join(['python', '-m', module, *map(_shorten, argv)]),
-    'device': f'{stopwatch.device_name()}, jax {jax.__version__}',
+    'device': f'{platforms.device_name()}, jax {jax.__version__}',
     **({'XLA_FLAGS': flags} if flags else {}),
     'date': day(started),
     'time': f'{seconds:.0f} s',

@@ -137,8 +137,11 @@ def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
     if 'scale' in name or 'bias' in name:
       values = np.full(leaf.shape, float('scale' in name))
     else:
-      # Kernels of experts lie one after the other.
-      fan_in = 1 if 'embedding' in name else leaf.shape[-2]
+      # Kernels of experts lie one after the other: [experts, in, out].
+      is_expert = 'experts' in name and leaf.ndim == 3
+      fan_in = leaf.shape[1] if is_expert else leaf.shape[0]
+      if 'embedding' in name:
+        fan_in = 1
       values = rng.normal(size=leaf.shape) / np.sqrt(fan_in)
     return jnp.asarray(values * (scale if 'logits' in name else 1), leaf.dtype)
 

@@ -34,6 +34,7 @@ from specdec_jax.assembly.drafters import (
 )
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Prompt
+from specdec_jax.launch import platforms
 from specdec_jax.measure import iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-  slug = re.sub(r'\W+', '_', stopwatch.device_name()).strip('_').lower()
+  slug = re.sub(r'\W+', '_', platforms.device_name()).strip('_').lower()
   folder = Path(args.output) / slug
   for pair in args.pairs if 'pairs' in args.tables else ():
     report.measure(

@@ -29,7 +29,7 @@ from experiments.report import Table
 from specdec_jax.base import Prompt
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Row
-from specdec_jax.measure import stopwatch
+from specdec_jax.launch import platforms
 
 MODULE = 'experiments.beams'
 # Beam search is code of `contrib`.
@@ -250,7 +250,7 @@ def _key(
     shared |= {'gamma': args.gamma, 'batch_size': args.batch_size}
   else:
     shared |= {'gammas': list(args.gammas), 'repeats': args.repeats}
-    shared |= {'device': stopwatch.device_name()}
+    shared |= {'device': platforms.device_name()}
   return {'table': table, 'pair': args.pair, **shared, **more}
 
 

@@ -29,7 +29,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.measure import stopwatch
+from specdec_jax.launch import platforms
 from specdec_jax.models import families
 from specdec_jax.sampling import distributions
 from specdec_jax.text import tasks
@@ -400,7 +400,7 @@ def provenance(task: str, started: float) -> tuple[str, Figures]:
   path = Path(task)
   return f'{path.parent.name}/{path.name}', {
     'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
-    'device': f'{stopwatch.device_name()}, jax {jax.__version__}, {DTYPE}',
+    'device': f'{platforms.device_name()}, jax {jax.__version__}, {DTYPE}',
     'date': report.day(started),
     'seconds': round(time.time() - started),
     **report.of_code(),

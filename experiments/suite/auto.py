@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from specdec_jax.base import Prompt
-from specdec_jax.measure import stopwatch, trials
+from specdec_jax.measure import gamma_search, stopwatch
+from specdec_jax.measure.gamma_search import Measurement
 from specdec_jax.measure.sides import Side
 
 # Follows the name of a drafter in the table.
@@ -21,9 +22,10 @@ def halves(
 def choose(
   plain: Side, drafting: Mapping[int, Side], batches: Sequence[Prompt]
 ) -> int:
-  """Chooses as the package does, by `trials.choose`: 0, plain decoding, unless
-  a gamma is faster by a margin that grows with the error of so few rows; it may
-  be one between those measured.
+  """Chooses as the package does, by `gamma_search.choose`.
+
+  That is 0, plain decoding, unless a gamma is faster by a margin that grows
+  with the error of so few rows; it may be one between those measured.
 
   Args:
     plain: plain decoding in the dtype that verifies.
@@ -32,11 +34,11 @@ def choose(
   """
   sides = {0: plain, **drafting}
 
-  def visit(gamma: int, batch: Prompt) -> trials.Visit:
+  def measurement(gamma: int, batch: Prompt) -> Measurement:
     side = sides[gamma]
     state, fill_seconds = stopwatch.run_seconds(side.prefill, batch)
     ended, seconds = stopwatch.run_seconds(side.run, side.params, state)
-    return trials.Visit(
+    return Measurement(
       gamma=gamma,
       statistics=ended.statistics,
       num_iterations=int(ended.statistics.num_target_runs.max()),
@@ -44,9 +46,9 @@ def choose(
       loop_seconds=seconds,
     )
 
-  return trials.choose(
+  return gamma_search.choose(
     sorted(sides),
-    lambda gamma: [visit(gamma, batch) for batch in batches],
+    lambda gamma: [measurement(gamma, batch) for batch in batches],
     batch_size=batches[0].decoder_tokens.shape[0],
     waits=True,
   ).gamma

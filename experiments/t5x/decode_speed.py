@@ -28,6 +28,7 @@ from t5x.examples.t5 import network
 
 from specdec_jax.integrations import t5x as plugin
 from specdec_jax.integrations.t5x import t5_networks
+from specdec_jax.launch import platforms
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families, presets, t5
 from specdec_jax.theory import estimates
@@ -56,7 +57,7 @@ def main() -> None:
   config = presets.preset('t5_1_1_small')
   params = random_params(config)
   print(
-    f'{args}\n{stopwatch.device_name()}, {jax.devices()}, jax {jax.__version__}'
+    f'{args}\n{platforms.device_name()}, {jax.devices()}, jax {jax.__version__}'
   )
   for batch_size in map(int, args.batch_sizes.split(',')):
     compare(config, params, batch_size, args)

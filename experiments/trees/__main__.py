@@ -26,14 +26,14 @@ from experiments import common, report
 from experiments.report import Cells, Table
 from experiments.suite import examples
 from specdec_jax import theory
-from specdec_jax.assembly import auto_gamma, packing, running
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Params, Tree
-from specdec_jax.measure import calibration
+from specdec_jax.measure import calibration, gamma_search
 from specdec_jax.planning import aot, parts, workloads
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import trees
@@ -175,7 +175,7 @@ def speeds(
     ways = each.ways(rates)
     first = next(iter(each.batches.values()))[0]
     decodes = {
-      name: auto_gamma.compile_parts(decoder, first, each.settings)
+      name: gamma_search.compile_for(decoder, first, each.settings)
       for name, decoder in ways.items()
     }
     for name, decoder in ways.items():

@@ -1,5 +1,6 @@
 """Decoding in a few lines of Python: `load`, `generate`, `stream`."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,13 +8,13 @@ from typing import Any
 import jax
 
 from specdec_jax.assembly import (
-  auto_gamma,
   completions,
   lengths,
   log_probs,
   option_fields,
   packing,
   running,
+  settled_gamma,
   usual,
 )
 from specdec_jax.assembly import decoder as decoder_lib
@@ -36,6 +37,7 @@ from specdec_jax.text import chat_templates, prompts
 from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.text.vocabularies import AnyVocabulary
 
+_log = logging.getLogger('specdec_jax')
 # Variables of a chat template, by name.
 TemplateKwargs = Mapping[str, Any]
 
@@ -94,9 +96,9 @@ def load(
     **options: fields of the drafter and of the rule, such as `gamma`,
       `max_ngram` or `lenience`, `typical_p`, and fields of
       `assembly.processing.Processing`, such as `repetition_penalty`. Without
-      `gamma` it is the one that was fastest on this machine, for the first of
-      many texts or in an earlier run, and if none was measured, plain decoding;
-      `Completion.gamma` is what served a text, `Decoder.gammas` has the reason.
+      `gamma` it is the one that was measured to be fastest on this machine,
+      and if none was measured, plain decoding; `Completion.gamma` is what
+      served a text, `Decoder.gammas` has the reason.
 
   Raises:
     ValueError: if a model cannot be read, the choices do not fit together, or
@@ -212,6 +214,7 @@ def generate(
   stop: Sequence[str] | Sequence[Sequence[str] | None] | None = None,
   num_devices: int = 1,
   top_logprobs: int | None = None,
+  measure_gamma: bool = False,
   **processors: Any,
 ) -> Iterator[Completion]:
   """Continues texts, each batch in one compiled call.
@@ -240,13 +243,15 @@ def generate(
     top_logprobs: how many of the likeliest tokens completions list for each
       position, with log-probabilities before and after processors and limits;
       the target reads each text once more for it.
+    measure_gamma: before decoding, if no gamma was given to `load`, decodes the
+      first texts (128 rows at most) with several gammas and takes the fastest,
+      which later runs remember.
     **processors: `typical_p`, and fields of `assembly.processing.Processing`,
       which change logits by the text before them, such as `repetition_penalty`.
 
   Returns:
     An iterator over a completion per text, in their order; each batch is
-    decoded when the first of its completions is asked for, except that those
-    by which gamma is measured are decoded first.
+    decoded when the first of its completions is asked for.
 
   Raises:
     ValueError: if a text is empty or too long, a number is out of range, or,
@@ -280,7 +285,9 @@ def generate(
     return iter(())
   settings = settings.for_rows(len(inputs))
   batches = packing.pack(decoder, inputs, settings)
-  decoder = running.decoder_for(decoder, batches[0])
+  if measure_gamma:
+    settled_gamma.measured(decoder, batches, settings)
+  decoder = settled_gamma.settled(decoder, batches[0], settings, _log.info)
   return _completions(decoder, batches, settings)
 
 
@@ -329,14 +336,14 @@ def _completions(
   decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> Iterator[Completion]:
   """Decodes batch after batch, each when its first row is asked for."""
-  outputs = auto_gamma.outputs(decoder, batches, settings)
-  for batch, (used, output) in zip(batches, outputs, strict=True):
-    output = jax.device_get(output)
-    scored = log_probs.of_batch(used, batch, output, settings)
+  decode = running.compile_decode(decoder, batches[0], settings)
+  for batch in batches:
+    output = jax.device_get(decode(batch, ()))
+    scored = log_probs.of_batch(decoder, batch, output, settings)
     for row in range(len(batch.texts)):
       if error := completions.error_of_row(batch, output, row):
         raise ValueError(error)
-      yield completions.of_row(used, batch, output, row, scored)
+      yield completions.of_row(decoder, batch, output, row, scored)
 
 
 def stream(
@@ -369,7 +376,7 @@ def stream(
   )
   settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
   [batch] = packing.pack(decoder, inputs, settings)
-  decoder = auto_gamma.settled(decoder, batch, settings)
+  decoder = settled_gamma.settled(decoder, batch, settings, _log.info)
   params, (prefill, *loop) = running.compiled(
     decoder, batch, settings, running.parts
   )

@@ -7,7 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.assembly import auto_gamma, completions, packing, running
+from specdec_jax.assembly import (
+  completions,
+  packing,
+  running,
+  settled_gamma,
+)
 from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings, Iterations, Show
@@ -87,7 +92,7 @@ class Conversation:
     self.reset()
     # Raises without a chat template.
     batch = self._packed('.')
-    self.decoder = auto_gamma.settled(decoder, batch, self._settings)
+    self.decoder = settled_gamma.settled(decoder, batch, self._settings)
 
   def reset(self) -> None:
     """Forgets all but the message of the system."""

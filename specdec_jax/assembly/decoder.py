@@ -13,6 +13,7 @@ from jax.stages import Compiled
 from specdec_jax.assembly import constraints, models
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.assembly.lengths import Auto, Fixed, Length, usual
 from specdec_jax.assembly.models import Model, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
@@ -27,7 +28,6 @@ from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.text.stop_strings import split_stops
 from specdec_jax.text.vocabularies import AnyVocabulary
-from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class Decoder:
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
     default_factory=dict, repr=False
   )
-  gammas: dict[tuple[int, int], ChosenGamma] = dataclasses.field(
+  gammas: dict[tuple[int, int], RememberedGamma] = dataclasses.field(
     default_factory=dict, repr=False
   )
   others: dict[int | None, 'Decoder'] = dataclasses.field(

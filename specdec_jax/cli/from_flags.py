@@ -6,7 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from specdec_jax.assembly import decoder, packing, running, usual
+from specdec_jax.assembly import (
+  decoder,
+  gamma_memory,
+  packing,
+  running,
+  usual,
+)
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_schedule
 from specdec_jax.assembly.lengths import Auto
@@ -20,7 +26,6 @@ from specdec_jax.drafters import schedules
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.spelling import did_you_mean
-from specdec_jax.measure import trials
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
@@ -183,7 +188,7 @@ def prepared(
     how = dataclasses.replace(how, texts=own if any(own) else ())
   compilation_cache.enable()
   if getattr(args, 'forget', False):
-    trials.forget()
+    gamma_memory.forget()
   mesh.check_devices(args.num_devices)
   made = chosen.build()
   if num_samples is not None:

@@ -56,7 +56,12 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
   },
   'forget': {
     'action': 'store_true',
-    'help': 'first forget the gammas that were chosen on this machine',
+    'help': 'first forget the gammas that were measured on this machine',
+  },
+  'measure_gamma': {
+    'action': 'store_true',
+    'help': 'before the job, decode its first rows (128 at most) with several '
+    'gammas, and use the fastest; for a gamma that is not given',
   },
   'chat': {'action': 'store_true', 'help': "apply the model's chat template"},
   'system': {'metavar': 'TEXT', 'help': 'the system message of a chat'},

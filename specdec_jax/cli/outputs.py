@@ -19,7 +19,7 @@ from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.visible_text import visible, visible_lines
-from specdec_jax.measure import doubts
+from specdec_jax.theory import doubts
 
 STANDARD_OUTPUT = '-'
 # By `Completion.finish_reason`.

@@ -7,7 +7,6 @@ the same bytes.
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -18,9 +17,15 @@ from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.drafters import Pool, text_pool
 from specdec_jax.files.paths import local_path, user_path
 from specdec_jax.files.require import require
-from specdec_jax.infer import chunks, examples, output, records, strategies
+from specdec_jax.infer import (
+  chunks,
+  examples,
+  gammas,
+  output,
+  records,
+  strategies,
+)
 from specdec_jax.infer import decoding as decoding_lib
-from specdec_jax.infer.chunks import Gammas
 from specdec_jax.infer.decoding import Decoding, Job
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.launch import agreement, failures, processes, progress
@@ -44,6 +49,7 @@ def infer(
   metrics_dir: str | None = None,
   profile_dir: str | None = None,
   dry_run: bool = False,
+  measure_gamma: bool = False,
   settings: Callable[[], Mapping[str, str]] = dict,
   operative_config: Callable[[], str] | None = None,
 ) -> int:
@@ -61,6 +67,9 @@ def infer(
     metrics_dir: where metrics for TensorBoard go.
     profile_dir: where the trace of one chunk goes.
     dry_run: prints what it would take of every chip, and decodes nothing.
+    measure_gamma: before decoding, if no gamma is given, decodes the first
+      examples (128 at most) with several gammas and takes the fastest, which
+      later runs remember.
     settings: what results depend on, by name, for a restart to compare.
     operative_config: gives the text of `config.gin`.
   """
@@ -89,6 +98,7 @@ def infer(
       metrics_dir=metrics_dir,
       settings={**settings(), **digests},
       operative_config=operative_config,
+      measure_gamma=measure_gamma,
     )
     return _decode_shard(run)
 
@@ -158,6 +168,7 @@ class _Run:
   metrics_dir: str | None
   settings: Mapping[str, str]
   operative_config: Callable[[], str] | None
+  measure_gamma: bool
 
   def rows(self) -> Iterator[examples.Row]:
     """Reads the examples of the shard."""
@@ -196,51 +207,39 @@ def _decode_chunks(run: _Run) -> int:
   # All processes read and decode every chunk together. The first alone looks
   # for it, writes it and counts, and tells the others the result.
   job, loaded, num_chunks, total = run.job, None, 0, Counts()
+  gamma: int | None = None
   timed: list[decode_many.Timed] = []
   profile_dir = run.profile_dir
   pool = job.decoder.params.drafter
   # The pool to copy from: at chunk i it has the texts of all chunks before,
   # whoever decoded them.
   tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
-  gammas = chunks.begin(job, run.rows())
-  # All that compares gammas is in one chunk, whose mark says what was chosen.
-  first = [gammas.num_first] if gammas.num_first else []
-  sizes = itertools.chain(first, itertools.repeat(run.chunk_size))
   with _metric_writer(run.metrics_dir) as write_metrics:
-    for chunk in chunks.read(gammas.rows, sizes):
+    for chunk in chunks.read(run.rows(), run.chunk_size):
       num_chunks += 1
       # If the whole run has fewer rows than a batch, the batch shrinks.
-      if not (chunk.index or gammas.is_long):
+      if not chunk.index:
         job = job.for_examples(len(chunk.rows))
-      is_done, mark = _find(run, chunk, gammas)
+      is_done, mark = _find(run, chunk)
       if not is_done:
         # Weights are read at the first missing chunk: a run that finds all
         # chunks done reads none.
-        loaded = loaded or _load(run, job, gammas)
+        loaded = loaded or _load(run, job, gamma)
         if tokens is not None:
           loaded = loaded.with_pool(tokens)
-        # Only one gamma is traced: where several are tried, programs are
-        # compiled meanwhile.
-        traced = None if gammas.num_first else profile_dir
-        decoded = chunks.decode(loaded, chunk.rows, gammas, profile_dir=traced)
-        profile_dir = None if traced else profile_dir
+        decoded = chunks.decode(loaded, chunk.rows, profile_dir=profile_dir)
+        profile_dir = None
         timed.append(decoded.timed)
-        mark = _write(run, chunk, gammas, decoded)
+        mark = _write(run, chunk, loaded, decoded)
         write_metrics(total.examples + len(chunk.rows), timed[-1].figures())
       if tokens is not None and mark:
         lines = output.read_chunk(run.shard, chunk.index)
         texts = records.texts(chunk.rows, lines, job.layout)
         tokens = text_pool.joined(tokens, texts)
-      if gammas.is_open:
-        gammas = gammas.settle(mark.gamma if mark else None)
-        _say(gammas.choice.sentence if gammas.choice else '')
-        # Another run, of a bucket, may have been first, and may draft.
-        is_plain = loaded and not loaded.job.decoder.drafter.gamma
-        if is_plain and gammas.choice and gammas.choice.gamma:
-          loaded = None
       # A mark has the counts of its chunk, whichever run wrote it.
       if mark:  # Of the first process alone.
         total += mark
+        gamma = mark.gamma
       if processes.is_ending():
         _say(
           f'this job was asked to end (SIGTERM), and ends after chunk '
@@ -248,7 +247,7 @@ def _decode_chunks(run: _Run) -> int:
         )
         return failures.EXIT_TRY_AGAIN
   if processes.is_first():
-    output.finish(run.shard, num_chunks, total, run.settings, gammas.choice)
+    output.finish(run.shard, num_chunks, total, run.settings)
     _report(total, timed, job)
   return _status(total)
 
@@ -258,34 +257,37 @@ def _status(counts: Counts) -> int:
   return processes.number_of_first(2 if counts.nan_examples else 0)
 
 
-def _find(
-  run: _Run, chunk: chunks.Chunk, gammas: Gammas
-) -> tuple[bool, Mark | None]:
-  """Tells whether a chunk is complete, and in the first process its mark;
-  ValueError if gamma is chosen with this chunk and the mark names none."""
-
-  def look() -> Mark | None:
-    mark = output.chunk_mark(run.shard, chunk.index, chunk.digest)
-    if mark and gammas.is_open and mark.gamma is None:
-      raise ValueError(
-        f'{run.shard.chunk_folder} does not say which gamma was chosen: '
-        'remove it'
-      )
-    return mark
-
-  found = processes.ask_first(look)
-  return bool(found), found if processes.is_first() else None
+def _find(run: _Run, chunk: chunks.Chunk) -> tuple[bool, Mark | None]:
+  """Tells whether a chunk is complete, and in the first process its mark."""
+  mark = processes.ask_first(
+    lambda: output.chunk_mark(run.shard, chunk.index, chunk.digest)
+  )
+  return bool(mark), mark if processes.is_first() else None
 
 
-def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
-  """Reads the weights and compiles; writes `config.gin`."""
-  # If plain decoding is chosen already, the drafter's weights are not read.
-  is_plain = gammas.choice is not None and not gammas.choice.gamma
-  loaded = chunks.load(job.at(0) if is_plain else job)
-  # Gammas to be tried are compiled when their turn comes.
-  if not gammas.is_open or gammas.choice:
-    gamma = None if gammas.choice is None else gammas.choice.gamma
-    chunks.compile_for(loaded, gamma)
+def _load(run: _Run, job: Job, gamma: int | None) -> chunks.Loaded:
+  """Reads the weights and compiles; writes `config.gin`.
+
+  `gamma` is what earlier chunks were decoded with, where none is given; None
+  if there are none, and in all processes but the first.
+  """
+  sentence = ''
+  earlier = processes.number_of_first(-1 if gamma is None else gamma)
+  if not job.decoder.is_auto:
+    loaded = chunks.load(job)
+  elif earlier >= 0:
+    sentence = f'gamma {earlier}, as in the chunks before'
+    loaded = chunks.load(job.at(earlier))
+  elif run.measure_gamma:
+    loaded = chunks.load(job)
+    gamma, sentence = gammas.measured(loaded, run.rows())
+    loaded = loaded.at(gamma)
+  else:
+    # Where decoding is plain, the drafter's weights are not read.
+    gamma, sentence = gammas.remembered(job)
+    loaded = chunks.load(job.at(gamma))
+  _say(sentence)
+  loaded = loaded.compiled()
   # gin knows which bindings are used only after their use.
   if run.operative_config is not None and processes.is_first():
     output.write_config(run.shard, run.operative_config())
@@ -293,15 +295,18 @@ def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
 
 
 def _write(
-  run: _Run, chunk: chunks.Chunk, gammas: Gammas, decoded: chunks.Decoded
+  run: _Run, chunk: chunks.Chunk, loaded: chunks.Loaded, decoded: chunks.Decoded
 ) -> Mark | None:
   """Writes a chunk, in the first process; returns its mark."""
   if not processes.is_first():
     return None
+  gamma = None
+  if run.job.decoder.is_auto:
+    gamma = loaded.job.decoder.drafter.gamma
   mark = Mark(
     **vars(records.counts(chunk.rows, decoded.lines)),
     examples_digest=chunk.digest,
-    gamma=decoded.choice if gammas.is_open else None,
+    gamma=gamma,
   )
   return output.write_chunk(
     run.shard, chunk.index, decoded.lines, mark, run.settings

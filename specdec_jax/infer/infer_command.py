@@ -7,6 +7,7 @@ where it was when it is started again, and gives the same bytes.
 
 import argparse
 
+from specdec_jax.assembly import gamma_memory
 from specdec_jax.assembly import t5x_names as names
 from specdec_jax.cli import options
 from specdec_jax.files.paths import user_path
@@ -18,7 +19,6 @@ from specdec_jax.launch import (
   processes,
   progress,
 )
-from specdec_jax.measure import trials
 
 # Gin files whose macros --help lists.
 _SHOWN = (
@@ -34,6 +34,7 @@ _FOLDERS = ('INFER_OUTPUT_DIR', 'output_dir', 'metrics_dir', 'profile_dir')
 _NO_SETTINGS = (
   *_FOLDERS,
   'infer.dry_run',
+  'infer.measure_gamma',
   'infer.shard_id',
   'infer.num_shards',
 )
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action='store_true',
     help='print the mesh, and parameters and caches per chip; load nothing',
   )
-  options.add_shared(parser, 'forget')
+  options.add_shared(parser, 'forget', 'measure_gamma')
   add('--profile', metavar='DIR', help='trace one chunk with jax.profiler')
   processes.add_arguments(parser)
 
@@ -63,11 +64,12 @@ def run(args: argparse.Namespace) -> int:
     'tfds_data_dir': args.tfds_data_dir,
     # None leaves an argument to gin; False would override it.
     'dry_run': args.dry_run or None,
+    'measure_gamma': args.measure_gamma or None,
     'profile_dir': args.profile,
   }
   compilation_cache.enable()
   if args.forget:
-    trials.forget()
+    gamma_memory.forget()
   with processes.joined(processes.given(args)):
     return gin_launch.call(
       infer,

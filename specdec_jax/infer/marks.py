@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from specdec_jax.files import replacing
-from specdec_jax.theory.gamma_trials import ChosenGamma
 
 SUFFIX = '.COMPLETED'
 
@@ -37,12 +36,13 @@ class Mark(Counts):
   A file has `examples` lines, and bytes with this `digest` (`of_bytes`), which
   marks of earlier versions lack. For `examples_digest` see `add_digests`.
   `settings` are by name all that the results of a whole shard depend on; the
-  mark of a chunk, whose folder has them, states their digest. `gamma` is the
-  choice that `gamma='auto'` made.
+  mark of a chunk, whose folder has them, states their digest. `gamma` is what a
+  chunk was decoded with, where none was given: a restart goes on with it, since
+  sampled texts depend on it.
   """
 
   settings: Mapping[str, str] | None = None
-  gamma: ChosenGamma | None = None
+  gamma: int | None = None
   examples_digest: str
   settings_digest: str | None = None
   digest: str | None = None
@@ -61,8 +61,6 @@ class Mark(Counts):
     # These two decide whether a chunk is done: without them it is no mark.
     int(record['examples_digest'], 16)
     int(record['examples'])
-    if (gamma := record.get('gamma')) is not None:
-      record['gamma'] = ChosenGamma(**gamma)
     names = [field.name for field in dataclasses.fields(cls)]
     return cls(**{name: record[name] for name in names if name in record})
 

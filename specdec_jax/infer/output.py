@@ -21,7 +21,6 @@ from specdec_jax.files.paths import is_in_bucket, remove_tree
 from specdec_jax.infer import marks
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.launch import agreement
-from specdec_jax.theory.gamma_trials import ChosenGamma
 
 CONFIG_FILE = 'config.gin'
 _SETTINGS = 'settings.json'
@@ -194,7 +193,7 @@ def write_chunk(
     settings_digest=_claim(shard, settings),
     digest=marks.of_bytes(lines.encode()),
   )
-  # Another run may have been first, and have found another gamma the fastest.
+  # Another run may have been first.
   if is_in_bucket(path):
     other = marks.read(path)
     if other is not None and marks.is_whole(path, other):
@@ -222,7 +221,6 @@ def finish(
   num_chunks: int,
   counts: Counts,
   settings: Mapping[str, str],
-  gamma: ChosenGamma | None = None,
 ) -> None:
   """Joins the chunks, all complete, to the final file, and removes them; its
   mark has `counts`, their sum. Raises ValueError if a chunk is not what its
@@ -249,7 +247,6 @@ def finish(
     **vars(counts),
     examples_digest=marks.add_digests(examples_digests),
     settings=settings,
-    gamma=gamma,
     digest=digest.hexdigest(),
   )
   marks.write(shard.path, mark)

@@ -84,6 +84,24 @@ def processor() -> str:
   return f'{name} without AVX-512' if lacks_avx512() else name
 
 
+def device_name() -> str:
+  """Names the device at hand; of a CPU with the number of its cores."""
+  device = jax.devices()[0]
+  if device.platform != 'cpu':
+    return device.device_kind
+  return f'{processor()}, {os.cpu_count()} cores'
+
+
+def load_per_core() -> float | None:
+  """Returns how many processes wanted a core in the last minute, for each core;
+  None where the system does not tell."""
+  try:
+    one_minute, _, _ = os.getloadavg()
+  except (AttributeError, OSError):
+    return None
+  return round(one_minute / (os.cpu_count() or 1), 2)
+
+
 def is_intel() -> bool:
   """Tells whether the processor is Intel's, as far as Linux says so."""
   return 'GenuineIntel' in _cpuinfo()

@@ -10,15 +10,15 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from specdec_jax.assembly import auto_gamma
 from specdec_jax.assembly.lengths import Adaptive
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding import exact_bits
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, doubts, timing
+from specdec_jax.measure import benchmark, gamma_search, timing
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
+from specdec_jax.theory import doubts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
   chosen = None
   # From here on gamma is a number; for 0 there is nothing left to compare.
   if decoder.is_auto:
-    title = 'measuring gamma'
-    chosen, _ = auto_gamma.choose(decoder, batches, settings, title=title)
+    chosen = gamma_search.measure(decoder, batches, settings, source='bench')
     decoder = decoder.at(chosen.gamma)
     progress.say(chosen.sentence)
     if not chosen.gamma:

@@ -5,21 +5,20 @@ iteration's parts on this device; `specdec plan --costs` reads the result.
 import argparse
 import functools
 
+from specdec_jax.assembly import gamma_memory, running, settled_gamma
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.rules import Block, Rule
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.launch import progress
-from specdec_jax.measure import (
-  calibration,
-  doubts,
-  iteration_costs,
-  stopwatch,
-  timing,
-)
+from specdec_jax.measure import calibration, iteration_costs, stopwatch, timing
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
-from specdec_jax.theory import costs, trees
+from specdec_jax.theory import costs, doubts, trees
+from specdec_jax.theory.acceptance import expected_tokens
+from specdec_jax.theory.speedup import MARGIN, predicted_speedup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,36 @@ def run(args: argparse.Namespace) -> int:
       *doubts.of_load(),
     ],
   }
+  if not figures['doubts'] and rule.judge(decoder.sampling).is_lossless:
+    remembered = _remember(decoder, settings, figures, parts)
+    progress.say(remembered.sentence)
   return outputs.report(args, figures, _table(figures))
+
+
+def _remember(
+  decoder: Decoder,
+  settings: running.DecodeSettings,
+  figures: Figures,
+  parts: costs.Costs,
+) -> RememberedGamma:
+  """Remembers the gamma that acceptance and costs predict to be fastest."""
+  speeds = {0: 1.0}
+  for gamma in range(1, decoder.drafter.gamma + 1):
+    tokens = float(expected_tokens(figures['alpha'], gamma))
+    ratio = parts.verify_cost_ratio(gamma)
+    speed = predicted_speedup(tokens, gamma, parts.c(gamma), ratio)
+    speeds[gamma] = float(speed)
+  fastest = max(speeds, key=speeds.__getitem__)
+  if speeds[fastest] <= 1 + MARGIN:
+    fastest = 0
+  remembered = RememberedGamma(
+    gamma=fastest,
+    source='calibrate',
+    reason=f'{speeds[fastest]:.2f} times plain decoding is predicted',
+  )
+  place = settled_gamma.place(decoder, settings.num_rows, settings.num_devices)
+  gamma_memory.remember(place, remembered)
+  return remembered
 
 
 def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:

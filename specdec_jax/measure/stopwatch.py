@@ -26,7 +26,7 @@ from specdec_jax.base import (
   Tree,
 )
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.launch import platforms, progress
+from specdec_jax.launch import progress
 from specdec_jax.sampling import keys
 
 Name = TypeVar('Name', bound=Hashable)
@@ -79,14 +79,6 @@ def alternate(
         bar.advance(1)
         seconds[name].append(elapsed)
   return {name: np.array(s) for name, s in seconds.items()}, results
-
-
-def device_name() -> str:
-  """Names the device at hand; of a CPU with the number of its cores."""
-  device = jax.devices()[0]
-  if device.platform != 'cpu':
-    return device.device_kind
-  return f'{platforms.processor()}, {os.cpu_count()} cores'
 
 
 def always_full(

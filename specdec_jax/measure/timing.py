@@ -13,9 +13,8 @@ from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter, shown
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
-from specdec_jax.launch import progress
+from specdec_jax.launch import platforms, progress
 from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure import stopwatch
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.measure.sides import Side
 from specdec_jax.text.prompts import Batch
@@ -118,6 +117,6 @@ def configuration(
     'min_prob': min_prob if flags['adaptive'] else None,
     'lenience': flags['lenience'] or 1.0,
     **{name: of_rule.get(name) for name in ('beta', 'tau')},
-    'device': stopwatch.device_name(),
+    'device': platforms.device_name(),
     'jax_version': jax.__version__,
   }

@@ -16,7 +16,6 @@ from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import numbers
-from specdec_jax.measure import doubts
 from specdec_jax.models import presets
 from specdec_jax.planning import (
   aot,
@@ -28,7 +27,7 @@ from specdec_jax.planning import (
 )
 from specdec_jax.planning.chips import CHIPS
 from specdec_jax.planning.plan_tables import Figures
-from specdec_jax.theory import trees
+from specdec_jax.theory import doubts, trees
 from specdec_jax.theory.costs import KIND, Costs
 
 # What a file of costs must have. Compiled costs have no acceptance, and those

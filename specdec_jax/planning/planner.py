@@ -19,9 +19,7 @@ from specdec_jax.theory.acceptance import (
   in_range,
 )
 from specdec_jax.theory.costs import Costs
-
-# Gains and losses below this share count as neither.
-MARGIN = 0.02
+from specdec_jax.theory.speedup import MARGIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from specdec_jax.planning.planner import Forecast
 from specdec_jax.theory import trees
 from specdec_jax.theory.acceptance import in_range
 from specdec_jax.theory.costs import Costs
+from specdec_jax.theory.speedup import MARGIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def plan(
   choice = planner.forecast(
     trees.profile(tree, rates), costs, batch_size, length, tree=tree
   )
-  is_faster = choice.speedup > chain.speedup * (1 + planner.MARGIN)
+  is_faster = choice.speedup > chain.speedup * (1 + MARGIN)
   shown = (
     f'{choice.gamma} nodes in {depth} depths give '
     f'{choice.expected_tokens:.2f} tokens per target run and '

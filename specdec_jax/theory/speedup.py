@@ -15,6 +15,9 @@ from numpy.typing import ArrayLike
 
 from specdec_jax.theory.acceptance import above_zero, expected_tokens, in_range
 
+# Gains and losses below this share count as neither.
+MARGIN = 0.02
+
 
 def walltime_improvement(
   alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike

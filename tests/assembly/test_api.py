@@ -14,17 +14,19 @@ import pytest
 pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')
 
+
 import specdec_jax
+from specdec_jax import lazy
 from specdec_jax.assembly import drafters, rules, running, usual
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import main
 from specdec_jax.drafters import schedules
-from specdec_jax.measure import timing, trials
+from specdec_jax.measure import timing
 from specdec_jax.text import text_files, vocabularies
 from specdec_jax.text.vocabularies import TextStream
-from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests import toy_eagle
 from tests.cli import tiny
 
@@ -571,14 +573,12 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_auto_gamma_decodes_the_first_texts_with_several(
+def test_gamma_is_measured_before_a_job_and_remembered(
   folder, tmp_path, monkeypatch, caplog
 ):
-  """Each text has the tokens that its gamma gives it; sampled, so that every
-  gamma gives others."""
+  """Sampled, so that every gamma gives other texts."""
+  pytest.importorskip('specdec_jax.measure.gamma_search')
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setattr(trials, 'NUM_ROWS', 2)
-  monkeypatch.setattr(trials, 'SHARE', 1e9)
   caplog.set_level('INFO', logger='specdec_jax')
   load = functools.partial(
     specdec_jax.load, folder, drafter='uniform', temperature=1.0
@@ -586,35 +586,25 @@ def test_auto_gamma_decodes_the_first_texts_with_several(
   auto = load()
   texts = [TEXTS[i % 5] for i in range(18)]
   usual = {'max_new_tokens': 5, 'batch_size': 2}
-  found = list(specdec_jax.generate(auto, texts, **usual))
+  found = list(specdec_jax.generate(auto, texts, measure_gamma=True, **usual))
   [choice] = auto.gammas.values()
-  assert caplog.messages == [choice.sentence]
-  assert f'gamma auto is {choice.gamma}' in choice.sentence
+  assert choice.source == 'measure_gamma'
   assert set(choice.tokens_per_second) == {'0', '1', '3', '7'}
-  expected = {
-    gamma: list(specdec_jax.generate(load(gamma=gamma), texts, **usual))
-    for gamma in {1, 3, 7, choice.gamma} - {0}
-  }
-  plain = load(drafter='none')
-  expected[0] = list(specdec_jax.generate(plain, texts, **usual))
-  turns = [0, 1, 3, 7, 7, 3, 1, 0]
-  used = [gamma for gamma in turns for _ in range(2)] + [choice.gamma] * 2
-  for each, *others in zip(found, used, *expected.values(), strict=True):
-    gamma, of = others[0], dict(zip(expected, others[1:], strict=True))
-    assert (each.gamma, each.tokens) == (gamma, of[gamma].tokens)
-    assert each.statistics == of[gamma].statistics
-  assert len({each[1].tokens for each in expected.values()}) > 1
-  # What was chosen serves later calls, of any number of texts, and decoders.
+  assert caplog.messages[-1] == choice.sentence
+  given = load(gamma=choice.gamma) if choice.gamma else load(drafter='none')
+  expected = list(specdec_jax.generate(given, texts, **usual))
+  assert [each.gamma for each in found] == [choice.gamma] * len(texts)
+  assert [each.tokens for each in found] == [each.tokens for each in expected]
+  # It serves later calls, of any number of texts, and other decoders.
   for decoder in (auto, load()):
     again = list(specdec_jax.generate(decoder, texts[:3], **usual))
     assert [each.tokens for each in again] == [
-      each.tokens for each in expected[choice.gamma][:3]
+      each.tokens for each in expected[:3]
     ]
-  assert choice.sentence in caplog.messages[-1]
-  assert '(measured on 20' in caplog.messages[-1]
+  assert caplog.messages[-1] == choice.sentence
 
 
-def test_a_gamma_that_nobody_gives_is_plain_decoding_of_few_texts(
+def test_a_gamma_that_nobody_gives_is_plain_decoding(
   folder, tmp_path, monkeypatch, caplog
 ):
   """By the very program of plain decoding, and until something is known."""
@@ -627,15 +617,28 @@ def test_a_gamma_that_nobody_gives_is_plain_decoding_of_few_texts(
   }
   assert [each.statistics['target_runs'] for each in found] == [NUM_NEW] * 5
   [sentence] = caplog.messages
-  assert 'too short' in sentence
+  assert '`specdec bench` with the same options measures it' in sentence
   assert (list(auto.others), auto.programs) == ([0], {})
   streamed = specdec_jax.stream(auto, TEXTS[0], max_new_tokens=NUM_NEW)
   assert ''.join(streamed) == found[0].text
-  # What was measured holds for texts that may stop, too.
-  auto.gammas[2, 1] = ChosenGamma(gamma=3, sentence='')
+  # What was measured holds for texts that may stop, and for streams.
+  auto.gammas[2, 1] = RememberedGamma(gamma=3, source='bench')
   again = generate(auto, TEXTS, stop=['no such text'])
   assert {each.gamma for each in again} == {3}
   assert [each.tokens for each in again] == [each.tokens for each in found]
+  # That bench chose 0 is said as such.
+  auto.gammas[2, 1] = RememberedGamma(gamma=0, source='bench')
+  generate(auto, TEXTS)
+  assert 'bench chose 0 on 20' in caplog.messages[-1]
+
+
+def test_to_measure_gamma_takes_the_extra_measure(folder, monkeypatch):
+  decoder = specdec_jax.load(folder)
+  monkeypatch.setattr(lazy, 'is_installed', lambda module: False)
+  with pytest.raises(ValueError, match='needs the extra measure'):
+    specdec_jax.generate(
+      decoder, TEXTS, max_new_tokens=NUM_NEW, measure_gamma=True
+    )
 
 
 def test_what_changes_the_text_keeps_its_usual_gamma(folder):

@@ -99,7 +99,8 @@ def added(request, folder, monkeypatch) -> Added:
   """The rows, and a network of random weights beside the target."""
   made = ADDED[request.param]
   monkeypatch.setattr(families, 'FAMILIES', (*families.FAMILIES, made.family))
-  monkeypatch.setitem(DRAFTERS, made.name, made.choice)
+  path = f'{made.choice.__module__}:{made.choice.__name__}'
+  monkeypatch.setitem(DRAFTERS._paths, made.name, path)
   params = made.family.init_params(made.config, jax.random.key(1))
   safetensors_model.save(folder / made.name, made.config, params)
   return made

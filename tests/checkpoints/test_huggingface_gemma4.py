@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_public_configs import refusal, walk
-from tiny_models import assert_trees_equal
 
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families, presets
 from tests import toy, toy_assistant, toy_gemma
+from tests.checkpoints.test_public_configs import refusal, walk
+from tests.checkpoints.tiny_models import assert_trees_equal
 
 pytest.importorskip('safetensors')
 

@@ -8,13 +8,12 @@ import re
 
 import pytest
 
-from specdec_jax.assembly import recording
+from specdec_jax.assembly import gamma_memory, recording
 from specdec_jax.assembly import trace_files as storage
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.cli import outputs
 from specdec_jax.cli.commands import generate as command
 from specdec_jax.launch import progress
-from specdec_jax.measure import trials
-from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests import slow
 from tests.cli import tiny
 
@@ -58,12 +57,12 @@ def close(record: dict) -> dict:
 
 def test_json_has_the_promised_keys(generate, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  trials.remember({}, ChosenGamma(gamma=3, sentence=''))
-  assert trials.recall({}).gamma == 3
+  gamma_memory.remember({}, RememberedGamma(gamma=3, source='bench'))
+  assert gamma_memory.recall({}).gamma == 3
   record, *more = generate(
     *('--prompt', 'the in ab', '--json', '-', '--forget')
   ).records()
-  assert trials.recall({}) is None
+  assert gamma_memory.recall({}) is None
   assert more == []
   assert set(record) == {
     *('prompt', 'text', 'finish_reason', 'tokens', 'log_probs', 'statistics'),

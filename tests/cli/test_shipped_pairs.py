@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip('sentencepiece')
 
+
 import specdec_jax
-from specdec_jax.assembly import auto_gamma, packing, running
-from specdec_jax.theory.gamma_trials import ChosenGamma
+from specdec_jax.assembly import packing, running, settled_gamma
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 
 PROMPTS = {
   'ende': (
@@ -57,9 +58,9 @@ def test_a_gamma_needs_positions_of_the_drafter():
     next(texts)
   # One that was remembered is for texts with room.
   auto = load()
-  auto.gammas[1, 1] = ChosenGamma(gamma=23, sentence='')
+  auto.gammas[1, 1] = RememberedGamma(gamma=23, source='bench')
   for num_new, is_known in ((200, True), (240, False)):
     settings = running.DecodeSettings(max_new_tokens=num_new)
     [batch] = packing.pack(auto, ['A.'], settings)
-    choice = auto_gamma.known(auto, batch, settings)
+    choice = settled_gamma.known(auto, batch, settings)
     assert (choice is not None) == is_known

@@ -44,7 +44,7 @@ from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import tiny
 from tests.infer import infer_runs
-from tests.integrations.test_t5x_protocol import Model, Sizes
+from tests.integrations.t5x.test_t5x_protocol import Model, Sizes
 
 TEXTS = (
   'live ten dog eight yes jumps then.',

@@ -24,7 +24,7 @@ from tests import (
   trial,
 )
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 PAIRS = ('tiny_gemma4', 'tiny_gemma4_e2b')
 GAMMA = 3
 

@@ -18,6 +18,8 @@ pytest.importorskip('tensorstore')
 
 from sentencepiece import sentencepiece_model_pb2
 
+from specdec_jax.assembly import gamma_memory
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
@@ -27,12 +29,10 @@ from specdec_jax.infer import records as infer_records
 from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
-from specdec_jax.measure import trials
+from specdec_jax.measure import gamma_trials
 from specdec_jax.models import families, presets
 from specdec_jax.sampling import logits
 from specdec_jax.text import tasks, vocabulary_files
-from specdec_jax.theory import gamma_trials
-from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
@@ -402,84 +402,71 @@ def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
 
 @pytest.mark.slow
 def test_a_gamma_that_nobody_gives(run, t5, task, tmp_path, monkeypatch):
-  """Plain in a short job; measured in the first chunk of a long one, whose mark
-  tells; and from the first example on in later jobs. Tokens are sampled, and
-  differ between gammas."""
+  """Plain where nothing is remembered; measured before the job if that is asked
+  for, and remembered by later ones. Tokens are sampled, and differ between
+  gammas."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
 
-  def lines(out, drafter='uniform', **more):
+  def lines(out, *flags, drafter='uniform', **more):
     usual = {'Decoding__temperature': 1.0, 'Decoding__batch_size': 4}
     drafter = gin_file(f'drafters/{drafter}.gin')
-    done = run(*argv(t5, task, tmp_path / out, drafter, **usual | more))
+    done = run(*argv(t5, task, tmp_path / out, drafter, **usual | more), *flags)
     assert done.status == 0, done
-    path = result(tmp_path / out)
-    mark = json.loads(path.with_name(f'{path.name}.COMPLETED').read_text())
-    return predictions(path), mark.get('gamma'), done.err
+    return predictions(result(tmp_path / out)), done.err
 
   programs = lambda: {*(tmp_path / 'specdec_jax' / 'compiled').iterdir()}
-  plain, mark, _ = lines('none', 'none')
-  assert mark is None
+  plain, _ = lines('none', drafter='none')
   compiled = programs()
-  found, mark, told = lines('short')
+  found, told = lines('unknown')
   assert found == plain
-  # A short job runs the very programs of a plain one, and no other.
+  # It runs the very programs of a plain job, and no other.
   assert compiled
   assert programs() == compiled
-  assert (mark['gamma'], mark['tokens_per_second']) == (0, {})
-  assert 'specdec: gamma auto is 0, plain decoding: this is too short' in told
+  assert 'specdec: plain decoding: no gamma was measured' in told
 
-  # Turns of four examples; the drafts of random tokens never pay.
-  monkeypatch.setattr(trials, 'NUM_ROWS', 4)
-  monkeypatch.setattr(trials, 'NUM_BATCHES', 1)
-  monkeypatch.setattr(trials, '_affordable', lambda *args: (0, 3))
-  real = gamma_trials.choose
-  chosen = lambda *args: dataclasses.replace(
-    real(*args), gamma=3, break_even=0.0
-  )
-  monkeypatch.setattr(gamma_trials, 'choose', chosen)
-  found, mark, _ = lines('long')
-  given, _, _ = lines('given', drafters__Uniform__gamma=3)
-  assert mark['gamma'] == 3
-  assert (mark['turns'], mark['turn_examples']) == ([0, 3, 3, 0], 4)
-  assert found == [*plain[:4], *given[4:12], *plain[12:16], *given[16:]]
-  assert set(mark['tokens_per_second']) == {'0', '3'}
-
-  found, mark, told = lines('later')
-  assert found == given
-  assert (mark['gamma'], mark['turns']) == (3, [3])
-  assert '(measured on 20' in told
+  given, _ = lines('given', drafters__Uniform__gamma=3)
   assert given != plain
-
-  # In texts of which too little is accepted, what is remembered ends.
-  path = tmp_path / 'specdec_jax' / 'gammas.json'
-  [entry] = json.loads(path.read_text())
-  entry['choice']['break_even'] = 3.9
-  path.write_text(json.dumps([entry]))
-  found, mark, told = lines('other')
-  assert found == [*given[:4], *plain[4:]]
-  assert (mark['gamma'], mark['turns']) == (0, [3])
-  assert 'has to give 3.90' in told
+  real = gamma_trials.choose
+  monkeypatch.setattr(
+    gamma_trials,
+    'choose',
+    lambda *args: dataclasses.replace(real(*args), gamma=3),
+  )
+  found, told = lines('measured', '--measure_gamma')
+  assert found == given
+  assert 'specdec: gamma 3: measure_gamma chose 3 on 20' in told
+  found, told = lines('later')
+  assert found == given
+  assert 'specdec: gamma 3: measure_gamma chose 3 on 20' in told
 
 
 @pytest.mark.slow
-def test_another_run_chose_to_draft(once, run, t5, task, tmp_path, monkeypatch):
-  """Its mark stands, and the weights are without a drafter's."""
-  plain, drafts = (ChosenGamma(gamma=n, sentence='') for n in (0, 3))
-  monkeypatch.setattr(trials, 'recall', lambda where: plain)
+def test_a_restart_goes_on_with_the_gamma_of_the_chunks_before(
+  run, t5, task, tmp_path, monkeypatch
+):
+  """Whatever was measured since."""
+  choices = [RememberedGamma(gamma=gamma, source='bench') for gamma in (3, 0)]
+  monkeypatch.setattr(gamma_memory, 'recall', lambda where: choices[0])
+  usual = {'Decoding__temperature': 1.0, 'infer__checkpoint_period': 1}
+  drafter = gin_file('drafters/uniform.gin')
+  whole = argv(t5, task, tmp_path / 'whole', drafter, **usual)
+  assert run(*whole).status == 0
   write_chunk = output.write_chunk
 
-  def write(shard, index, lines, mark, settings):
-    mark = write_chunk(shard, index, lines, mark, settings)
-    return mark if index else dataclasses.replace(mark, gamma=drafts)
+  def write(shard, index, *args):
+    if index:
+      raise KeyboardInterrupt
+    return write_chunk(shard, index, *args)
 
-  monkeypatch.setattr(output, 'write_chunk', write)
-  done = run(*argv(t5, task, tmp_path, gin_file('drafters/uniform.gin')))
-  assert done.status == 0, done
-  assert predictions(result(tmp_path)) == predictions(result(once[0]))
-  drafted = [line['aux']['drafted'] for line in records(result(tmp_path))]
-  size = infer_runs.BATCH_SIZE
-  assert not any(drafted[:size])
-  assert all(drafted[size:])
+  flags = argv(t5, task, tmp_path / 'again', drafter, **usual)
+  with monkeypatch.context() as context:
+    context.setattr(output, 'write_chunk', write)
+    assert run(*flags).status == 130
+  monkeypatch.setattr(gamma_memory, 'recall', lambda where: choices[1])
+  done = run(*flags)
+  assert 'specdec: gamma 3, as in the chunks before' in done.err
+  texts = [predictions(result(tmp_path / out)) for out in ('whole', 'again')]
+  assert texts[0] == texts[1]
 
 
 @pytest.mark.slow

@@ -1,24 +1,21 @@
 """Drafters as gin files name them."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import specdec_jax
-from specdec_jax.assembly import auto_gamma, models
+from specdec_jax.assembly import gamma_memory, models, settled_gamma
 from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.drafters.choice import Target
+from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
-from specdec_jax.infer import chunks, decoding
-from specdec_jax.measure import trials
+from specdec_jax.infer import decoding, gammas
 from specdec_jax.models import families, presets
 from specdec_jax.sharding import mesh
-from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests import toy
 from tests.cli import tiny
 from tests.infer import infer_runs
@@ -117,10 +114,12 @@ def test_public_sizes_draft_for_each_other(target, draft):
 
 
 @pytest.mark.parametrize(
-  ('num_new', 'gammas'),
+  ('num_new', 'tried_gammas'),
   [(233, (0, 2, 5, 11, 23)), (234, (0, 2, 5, 11)), (256, (0,))],
 )
-def test_a_gamma_without_positions_is_not_tried(num_new, gammas, monkeypatch):
+def test_a_gamma_without_positions_is_not_tried(
+  num_new, tried_gammas, monkeypatch
+):
   """Of 256; nor is it taken if it was remembered of shorter texts."""
   pytest.importorskip('sentencepiece')
   drafter = SpecDrafter(model=Model(checkpoint='ende-spec-drafter'))
@@ -131,19 +130,17 @@ def test_a_gamma_without_positions_is_not_tried(num_new, gammas, monkeypatch):
     'predict',
     mesh.device_mesh(num_devices=1),
   )
-  assert job.decoder.tried_gammas == gammas
+  assert job.decoder.tried_gammas == tried_gammas
   for gamma in (11, 23):
-    remembered = ChosenGamma(gamma=gamma, sentence='')
-    monkeypatch.setattr(trials, 'recall', lambda where, it=remembered: it)
-    begun = chunks.begin(job, itertools.repeat(None))
-    assert begun.choice == (remembered if gamma in gammas else None)
+    choice = RememberedGamma(gamma=gamma, source='bench')
+    monkeypatch.setattr(
+      gamma_memory, 'recall', lambda where, choice=choice: choice
+    )
+    expected = gamma if gamma in tried_gammas else 0
+    assert gammas.remembered(job)[0] == expected
 
 
-@pytest.mark.parametrize('gamma', [0, 5])
-def test_drafts_that_pay_in_whole_batches_do_in_refilled_ones(
-  gamma, monkeypatch
-):
-  """What `bench` remembers; that plain decoding pays there says nothing."""
+def test_what_bench_remembers_serves_infer(monkeypatch):
   pytest.importorskip('sentencepiece')
   drafter = DraftModel(model=Model(checkpoint='ende-nano'))
   job = decoding.outline(
@@ -156,21 +153,12 @@ def test_drafts_that_pay_in_whole_batches_do_in_refilled_ones(
   loaded = specdec_jax.load(
     'ende-mini', draft_model='ende-nano', dtype='bfloat16'
   )
-  place = auto_gamma.where(loaded, 1, 1)
-  choices = []
-  for loop in ('refilled', 'whole'):
-    found = {**place, 'loop': loop}
-    choice = ChosenGamma(gamma=gamma, sentence=loop)
-    monkeypatch.setattr(
-      trials,
-      'recall',
-      lambda where, it=choice, found=found: it if where == found else None,
-    )
-    choices.append(chunks.begin(job, itertools.repeat(None)).choice)
-  assert [each and each.sentence for each in choices] == [
-    'refilled',
-    'whole' if gamma else None,
-  ]
+  place = settled_gamma.place(loaded, 1, 1)
+  choice = RememberedGamma(gamma=5, source='bench')
+  monkeypatch.setattr(
+    gamma_memory, 'recall', lambda where: choice if where == place else None
+  )
+  assert gammas.remembered(job) == (5, choice.sentence)
 
 
 @pytest.mark.parametrize('num_devices', [0, -1, '1'])

@@ -1,7 +1,6 @@
 """`specdec infer` as processes: killed and restarted, and two together."""
 
 import functools
-import json
 import pathlib
 import random
 import re
@@ -94,67 +93,6 @@ def test_a_run_killed_three_times_ends_in_the_same_bytes(
   assert not chunks.exists()
 
 
-@pytest.mark.slow
-def test_a_killed_run_keeps_the_gamma_that_it_chose(
-  run, t5, task, tmp_path, monkeypatch
-):
-  """Killed before its first chunk, in which gammas are tried, and again some
-  chunks later, when nothing is remembered any more. Each line is that of a run
-  with the gamma that it should have: tokens are sampled, and differ between
-  gammas."""
-
-  def flags(out, drafter, **more):
-    usual = {'Decoding__temperature': 1.0, 'Decoding__batch_size': 2}
-    drafter = infer_runs.gin_file(f'drafters/{drafter}.gin')
-    return argv(t5, task, tmp_path / out, drafter, **usual | more)
-
-  auto = ('-c', EAGER, *flags('auto', 'uniform', infer__checkpoint_period=2))
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  chunks = tmp_path / 'auto' / 'tmp-task-predict-00000-of-00001'
-  chosen = []
-  chunk = chunks / f'{result("").name}-chunk00004.COMPLETED'
-  with children.starter() as start:
-    for path in (tmp_path / 'auto' / 'config.gin', chunk):
-      process = start(*auto)
-      wait_for(path, process)
-      process.send_signal(signal.SIGKILL)
-      assert process.wait() == -signal.SIGKILL
-      mark = chunks / f'{result("").name}-chunk00000.COMPLETED'
-      if mark.exists():
-        chosen.append(json.loads(mark.read_text()))
-        (tmp_path / 'cache' / 'specdec_jax' / 'gammas.json').unlink()
-    assert len(chosen) == 1
-    assert chosen[0]['examples'] == 8 * 2
-    text = finish(start(*auto))
-  final = result(tmp_path / 'auto')
-  mark = json.loads(final.with_name(f'{final.name}.COMPLETED').read_text())
-  assert mark['gamma'] == chosen[0]['gamma']
-  assert f'specdec: {mark["gamma"]["sentence"]}\n' in text
-
-  found = final.read_text().splitlines()
-  turns = mark['gamma']['turns']
-  assert turns == [0, 1, 3, 7, 7, 3, 1, 0]
-  gammas = [gamma for gamma in turns for _ in range(2)]
-  gammas += [mark['gamma']['gamma']] * (NUM_EXAMPLES - len(gammas))
-  expected = {}
-  for gamma in {*gammas}:
-    more = {'drafters__Uniform__gamma': gamma} if gamma else {}
-    name = 'uniform' if gamma else 'none'
-    assert run(*flags(f'given{gamma}', name, **more)).status == 0
-    lines = result(tmp_path / f'given{gamma}').read_text().splitlines()
-    expected[gamma] = lines
-  assert found == [expected[gamma][i] for i, gamma in enumerate(gammas)]
-  assert len({tuple(lines) for lines in expected.values()}) == len(expected)
-
-
-# The comparison is worth it, however short a run is.
-EAGER = """
-import sys
-from specdec_jax.cli import main
-from specdec_jax.measure import trials
-trials.NUM_ROWS, trials.NUM_BATCHES, trials.SHARE = 2, 1, 1e9
-sys.exit(main.main(sys.argv[1:]))
-"""
 IMPATIENT = """
 import sys
 from specdec_jax.cli import main

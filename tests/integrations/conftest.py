@@ -12,4 +12,4 @@ with warnings.catch_warnings(), contextlib.suppress(ImportError):
   warnings.simplefilter('ignore')
   import tunix.rl.rl_cluster  # noqa: F401
 
-  import tests.integrations.toy_tunix  # noqa: F401
+  import tests.integrations.tunix.toy_tunix  # noqa: F401

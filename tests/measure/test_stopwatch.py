@@ -63,7 +63,7 @@ def test_a_cpu_is_named_with_its_cores(cpuinfo, name, monkeypatch):
   monkeypatch.setattr(stopwatch.os, 'cpu_count', lambda: 7)
   monkeypatch.setattr(platforms, '_cpuinfo', lambda: cpuinfo)
   monkeypatch.setattr(platforms.platform, 'machine', lambda: 'arm64')
-  assert stopwatch.device_name() == name
+  assert platforms.device_name() == name
 
 
 def test_what_a_program_does_once_is_no_part_of_a_draft():

@@ -314,7 +314,7 @@ MOST_NEW = 3
 
 
 def _golden():
-  path = pathlib.Path(__file__).parent / 'golden' / 'processors.json'
+  path = pathlib.Path(__file__).parents[1] / 'golden' / 'processors.json'
   return json.loads(path.read_text())
 
 

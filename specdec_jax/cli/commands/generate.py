@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from specdec_jax.assembly import (
-  auto_gamma,
   completions,
   log_probs,
   recording,
   running,
+  settled_gamma,
 )
 from specdec_jax.assembly import trace_files as storage
 from specdec_jax.assembly.decoder import Decoder
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     'place, before and after all that changes them',
   )
   options.add_shared(options.add_prompts(parser), 'stop')
-  options.add_shared(parser, 'forget')
+  options.add_shared(parser, 'forget', 'measure_gamma')
   add = options.add_output(parser).add_argument
   add(
     '--json',
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
     args, choices, trace=args.trace, num_samples=args.num_return_sequences
   )
   decoder, batches, settings, _ = prepared
-  decoder = auto_gamma.settled(decoder, batches[0], settings, outputs.tell)
+  if args.measure_gamma:
+    settled_gamma.measured(decoder, batches, settings)
+  decoder = settled_gamma.settled(decoder, batches[0], settings, outputs.tell)
   prepared = prepared._replace(decoder=decoder)
   with (
     outputs.json_lines(args.json) as write_json,

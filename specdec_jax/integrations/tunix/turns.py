@@ -1,7 +1,7 @@
 """Whether the next call of a training drafts, by what earlier calls took."""
 
-from specdec_jax.measure import trials
-
+# Of the seconds of a training, what trying the slower of the two may take.
+_SHARE = 0.02
 # Assumed of drafts until they are tried: calls, and compiling, take so many
 # times as long as without.
 _SLOWNESS = 3.0
@@ -31,7 +31,7 @@ class Turns:
     if len(self._paces) == 1:
       plain = self._num_tokens * best
       price = (_SLOWNESS - 1) * plain + _SLOWNESS * self._compiling
-    is_tried = self._lost + price <= trials.SHARE * self._spent
+    is_tried = self._lost + price <= _SHARE * self._spent
     return not fastest if is_tried else fastest
 
   def count(

@@ -20,7 +20,7 @@ from specdec_jax.decoding import scoring
 from specdec_jax.models import families, t5
 from tests import decoders, toy, toy_t5
 
-T5X = pathlib.Path(__file__).parent / 'golden' / 't5x'
+T5X = pathlib.Path(__file__).parents[2] / 'golden' / 't5x'
 EOS = 1
 VOCAB_SIZE = 4
 PROMPTS = [[0], [0, 2], [0, 3, 2], [0, 2]]

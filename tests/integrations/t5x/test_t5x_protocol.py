@@ -20,7 +20,7 @@ from specdec_jax.models import families
 from specdec_jax.models import t5 as t5_models
 from tests import decoders, toy, toy_t5
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
+GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 't5x'
 EOS = 1
 LENGTH = 8
 

@@ -17,7 +17,7 @@ from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
 from tests import slow, toy, toy_block, toy_eagle, toy_t5
-from tests.integrations.test_t5x_protocol import (
+from tests.integrations.t5x.test_t5x_protocol import (
   GOLDEN,
   LENGTH,
   Model,

@@ -19,7 +19,7 @@ from specdec_jax import audit
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models import families, t5
 from tests import goodness_of_fit, toy, toy_t5
-from tests.integrations.t5x_gins import gin_files
+from tests.integrations.t5x.t5x_gins import gin_files
 
 
 def _has_t5x() -> bool:
@@ -32,7 +32,7 @@ pytestmark = [
   pytest.mark.t5x,
   pytest.mark.skipif(not _has_t5x(), reason='needs T5X'),
 ]
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / 'tests' / 'golden' / 't5x'
 KINDS = ('encoder_decoder', 'decoder_only')
 DTYPES = ('float32', 'bfloat16')
@@ -117,7 +117,9 @@ def run_jobs(jobs: dict[str, dict], folder, num_devices: int, *, code: int = 0):
     json.dumps([{'out': str(paths[n]), **job} for n, job in jobs.items()])
   )
   done = launch(
-    ['-m', 'tests.integrations.t5x_runs', str(listing)], num_devices, cwd=ROOT
+    ['-m', 'tests.integrations.t5x.t5x_runs', str(listing)],
+    num_devices,
+    cwd=ROOT,
   )
   assert done.returncode == code, done.stderr[-4000:]
   return paths
@@ -358,7 +360,7 @@ def test_gin_files_join_a_model_gin(
   files += [str(gins / 't5x' / f'{name}.gin') for name in added]
   bindings = {
     'MIXTURE_OR_TASK_NAME': TASK,
-    'MIXTURE_OR_TASK_MODULE': 'tests.integrations.t5x_runs',
+    'MIXTURE_OR_TASK_MODULE': 'tests.integrations.t5x.t5x_runs',
     'TASK_FEATURE_LENGTHS': {'inputs': 16, 'targets': 16},
     'CHECKPOINT_PATH': checkpoints[kind],
     'INFER_OUTPUT_DIR': str(tmp_path / 'out'),

@@ -17,8 +17,8 @@ import pytest
 from specdec_jax.integrations.t5x import decoding as t5x_decoding
 from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import families
-from tests.integrations import test_t5x
-from tests.integrations.t5x_gins import gin_files
+from tests.integrations.t5x import test_t5x
+from tests.integrations.t5x.t5x_gins import gin_files
 
 pytestmark = test_t5x.pytestmark
 KINDS = test_t5x.KINDS

@@ -3,7 +3,7 @@
 import pathlib
 
 VOCABULARY = (
-  pathlib.Path(__file__).parents[1] / 'golden' / 't5x' / 'tiny_sp.model'
+  pathlib.Path(__file__).parents[2] / 'golden' / 't5x' / 'tiny_sp.model'
 )
 MODEL_GIN = """
 from __gin__ import dynamic_registration

@@ -26,7 +26,7 @@ pytest.importorskip('tunix', reason='needs Tunix')
 from flax import nnx  # noqa: E402
 from tunix.rl.rollout import base_rollout, vanilla_rollout  # noqa: E402
 
-from tests.integrations import toy_tunix  # noqa: E402
+from tests.integrations.tunix import toy_tunix  # noqa: E402
 
 VOCAB_SIZE = toy_tunix.VOCAB_SIZE
 Config = functools.partial(

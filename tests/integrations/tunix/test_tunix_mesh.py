@@ -23,12 +23,11 @@ from tunix.models.llama3 import model as llama3
 from tunix.rl import reshard, rl_cluster
 from tunix.rl.grpo import grpo_learner
 
-from tests.integrations import toy_tunix
-from tests.integrations.test_tunix import (
+from tests.integrations.tunix import toy_tunix
+from tests.integrations.tunix.test_tunix import (
   GREEDY,
   Config,
   is_same,
-  pytestmark,  # noqa: F401
 )
 
 SETTINGS = (

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specdec_jax.measure import doubts
+from specdec_jax.theory import doubts
 
 _QUIET = {'plain': [1.0, 1.05], 'speculative': [0.9, 0.9]}
 # An iteration of 4 + 1 + 2 * 0.9 ms with three drafted tokens, as it can be.

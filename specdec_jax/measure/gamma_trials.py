@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from specdec_jax.planning.planner import MARGIN
 from specdec_jax.theory import estimates
 from specdec_jax.theory.costs import Costs
-from specdec_jax.theory.speedup import predicted_speedup
+from specdec_jax.theory.speedup import MARGIN, predicted_speedup
 
 # A gamma is chosen only if the trials exclude, with 95% confidence (this normal
 # quantile), a loss of more than this share of plain decoding's speed.
@@ -45,7 +44,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenGamma:
-  """The chosen gamma, and why; its fields are written as JSON.
+  """The chosen gamma, and why; `bench --json` has its fields.
 
   Attributes:
     gamma: 0 is plain decoding.
@@ -54,8 +53,6 @@ class ChosenGamma:
     alpha: accepted / tested drafted tokens; None if none was tested.
     break_even: tokens per target run at which the gamma is as fast as plain
       decoding; 1 for gamma 0.
-    turns: the gammas with which the first rows were decoded, in turns.
-    turn_examples: rows per turn.
   """
 
   gamma: int
@@ -63,20 +60,6 @@ class ChosenGamma:
   tokens_per_second: dict[str, float] = dataclasses.field(default_factory=dict)
   alpha: float | None = None
   break_even: float = 1.0
-  turns: Sequence[int] = ()
-  turn_examples: int = 0
-
-  def checked(self, num_tokens: int, num_runs: int) -> 'ChosenGamma':
-    """Returns plain decoding instead if texts give too few tokens per run."""
-    # The break-even depends on the machine, acceptance on the texts.
-    if not self.gamma or num_tokens >= self.break_even * num_runs:
-      return self
-    return ChosenGamma(
-      gamma=0,
-      sentence=f'gamma auto is 0, plain decoding, from here on: gamma '
-      f'{self.gamma} gave {num_tokens / num_runs:.2f} tokens per target run, '
-      f'and has to give {self.break_even:.2f} to be as fast',
-    )
 
 
 def runs_with(trial: Trial, gamma: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import pytest
 
 from specdec_jax.integrations.t5x import t5_networks
 from tests import toy_t5
-from tests.integrations import test_t5x
+from tests.integrations.t5x import test_t5x
 
 pytestmark = test_t5x.pytestmark
 KINDS = test_t5x.KINDS
@@ -48,7 +48,7 @@ def runs():
     jax.numpy_rank_promotion('allow'),
   ):
     warnings.simplefilter('ignore')
-    yield importlib.import_module('tests.integrations.t5x_runs')
+    yield importlib.import_module('tests.integrations.t5x.t5x_runs')
 
 
 def batch_of(kind: str) -> dict:

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specdec_jax.theory import gamma_trials
-from specdec_jax.theory.gamma_trials import Trial
+from specdec_jax.measure import gamma_trials
+from specdec_jax.measure.gamma_trials import Trial
 from tests import slow
 
 GAMMAS = (0, 2, 5, 11)

@@ -38,24 +38,19 @@ from tunix.models.qwen3 import params as qwen3
 from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
 
-from tests.integrations import toy_tunix
-from tests.integrations.test_tunix import (
+from tests.integrations.tunix import toy_tunix
+from tests.integrations.tunix.test_tunix import (
   GREEDY,
   VOCAB_SIZE,
   Config,
   engine,
   is_same,
   probs_after,
-  pytestmark,  # noqa: F401
   vanilla,
 )
-from tests.integrations.test_tunix_mesh import (
-  Padded,
-  mesh_of,
-  promoted,  # noqa: F401
-)
+from tests.integrations.tunix.test_tunix_mesh import Padded, mesh_of
 
-_PAGE = Path(__file__).parents[2] / 'docs' / 'rollouts.md'
+_PAGE = Path(__file__).parents[3] / 'docs' / 'rollouts.md'
 _READERS = {'llama3': llama3, 'qwen3': qwen3, 'gemma3': gemma3_reader}
 _RANK, _ALPHA = 2, 4.0
 # Tunix has no function for a Llama 3, whose layers have the names of a Qwen3.

@@ -1,5 +1,5 @@
 """Runs T5X's own `infer` many times in one process, for the tests of the
-plug-in: `python -m tests.integrations.t5x_runs JOBS.json`.
+plug-in: `python -m tests.integrations.t5x.t5x_runs JOBS.json`.
 
 JOBS.json is a list of dicts of keywords of `run`, or of `sample` where there is
 a key `num_rows`.
@@ -24,7 +24,7 @@ from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import kv_cache
 from tests import toy_t5
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
+GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 't5x'
 VOCABULARY = seqio.SentencePieceVocabulary(str(GOLDEN / 'tiny_sp.model'))
 LENGTHS = {'inputs': 16, 'targets': 16}
 SIZES = {

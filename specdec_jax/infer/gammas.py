@@ -1,0 +1,97 @@
+"""The gamma of a job to which none is given; the same in all processes."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from specdec_jax import lazy
+from specdec_jax.assembly import gamma_memory, settled_gamma
+from specdec_jax.assembly.gamma_memory import RememberedGamma
+from specdec_jax.infer import chunks, examples
+from specdec_jax.infer.chunks import Loaded
+from specdec_jax.infer.decoding import Job
+from specdec_jax.infer.examples import Row
+from specdec_jax.launch import processes
+
+_SEARCH = 'specdec_jax.measure.gamma_search'
+# What the first process sends to the others where nothing is remembered.
+_UNKNOWN = -1
+
+
+def remembered(job: Job) -> tuple[int, str]:
+  """Returns the gamma that was measured on this machine, and a sentence.
+
+  It is 0 where none was. What the first process remembers counts for all.
+  """
+  choice = None
+  if processes.is_first():
+    choice = gamma_memory.recall(_place(job))
+  # A gamma of shorter texts, for which the drafter had room.
+  if choice is not None and choice.gamma > max(job.decoder.tried_gammas):
+    choice = None
+  gamma = _UNKNOWN if choice is None else choice.gamma
+  gamma = processes.number_of_first(gamma)
+  sentence = settled_gamma.UNKNOWN if choice is None else choice.sentence
+  return max(gamma, 0), sentence
+
+
+def measured(loaded: Loaded, rows: Iterable[Row]) -> tuple[int, str]:
+  """Measures the fastest gamma on the first rows of a job, and remembers it.
+
+  All processes decode together, and the clock of the first one counts. Returns
+  the gamma and a sentence. ValueError without the extra `measure`.
+  """
+  choose = settled_gamma.measurement(f'{_SEARCH}:choose')
+  measurement = lazy.attribute(f'{_SEARCH}:Measurement')
+  job = loaded.job
+  batch_size = job.decoding.batch_size
+  first = list(itertools.islice(rows, settled_gamma.NUM_MEASURED_ROWS))
+  samples = examples.sampled(first, job.decoding.num_samples)
+  groups = itertools.cycle(_groups(samples, max(batch_size, 8)))
+  programs = {
+    gamma: loaded.at(gamma).compiled() for gamma in job.decoder.tried_gammas
+  }
+
+  def decode(gamma: int) -> list[Any]:
+    _, timed = chunks.decode_rows(programs[gamma], next(groups))
+    used = timed.utilisation
+    return [
+      measurement(
+        gamma=gamma,
+        statistics=timed.statistics,
+        num_iterations=used.num_iterations,
+        fill_seconds=used.fill_seconds,
+        loop_seconds=used.loop_seconds,
+      )
+    ]
+
+  # The first run of a program is slower.
+  for gamma in programs:
+    decode(gamma)
+  choice = choose(
+    job.decoder.tried_gammas, decode, batch_size=batch_size, waits=False
+  )
+  gamma = processes.number_of_first(choice.gamma)
+  found = RememberedGamma(
+    gamma=gamma,
+    source='measure_gamma',
+    reason=choice.sentence,
+    tokens_per_second=choice.tokens_per_second,
+  )
+  if processes.is_first():
+    gamma_memory.remember(_place(job), found)
+  return gamma, found.sentence
+
+
+def _place(job: Job) -> dict[str, str]:
+  return settled_gamma.place(
+    job.decoder, job.decoding.batch_size, job.mesh.size
+  )
+
+
+def _groups(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
+  """Cuts rows into groups of one size; the rest is left out, if there are
+  others."""
+  groups = [rows[i : i + size] for i in range(0, len(rows), size)]
+  whole = [group for group in groups if len(group) == size]
+  return whole or groups
