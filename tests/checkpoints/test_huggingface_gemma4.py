@@ -122,6 +122,21 @@ def test_the_text_of_a_model_that_sees_and_hears(tmp_path):
   assert_trees_equal(huggingface.read_params(tmp_path, config), params)
 
 
+@pytest.mark.parametrize('name', ['tiny_gemma4', 'tiny_gemma4_assistant'])
+def test_unified_models_differ_in_names_alone(tmp_path, name):
+  """As transformers has them: without experts and embeddings for layers."""
+  contents = json.loads((GOLDEN / name / 'config.json').read_text())
+  renamed = json.dumps(contents).replace('gemma4_', 'gemma4_unified_')
+  (tmp_path / 'config.json').write_text(renamed)
+  expected = huggingface.read_config(GOLDEN / name)
+  assert huggingface.read_config(tmp_path) == expected
+  section = contents if name == 'tiny_gemma4' else contents['text_config']
+  del section['sliding_window']
+  renamed = json.dumps(contents).replace('gemma4_', 'gemma4_unified_')
+  (tmp_path / 'config.json').write_text(renamed)
+  assert max(huggingface.read_config(tmp_path).windows) == 1024
+
+
 def test_early_files_state_the_heads_of_full_layers_by_two_keys(tmp_path):
   contents = json.loads((GOLDEN / 'tiny_gemma4/config.json').read_text())
   expected = huggingface.read_config(GOLDEN / 'tiny_gemma4')

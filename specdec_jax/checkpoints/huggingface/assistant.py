@@ -15,8 +15,8 @@ from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models.drafting.assistant import AssistantConfig
 
-_KIND = 'gemma4_assistant'
-MODEL_TYPES: tuple[str, ...] = (_KIND,)
+_KIND, _UNIFIED = 'gemma4_assistant', 'gemma4_unified_assistant'
+MODEL_TYPES: tuple[str, ...] = (_KIND, _UNIFIED)
 # Without clusters, their numbers are in the files all the same.
 WITHOUT_EFFECT = gemma4.WITHOUT_EFFECT | frozenset((
   'num_centroids', 'centroid_intermediate_top_k',
@@ -29,14 +29,14 @@ _NAMES = gemma4.NAMES | {
 }
 _IDS, _IDS_IN_FILE = 'token_ids', 'masked_embedding.token_ordering'
 # Defaults of transformers.
-_TARGET_WIDTH, _NUM_CLUSTERS, _NUM_CHOSEN = 1536, 2048, 32
+_TARGET_WIDTHS = {_KIND: 1536, _UNIFIED: 3840}
+_NUM_CLUSTERS, _NUM_CHOSEN = 2048, 32
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> AssistantConfig:
   """Returns the sizes that config.json states; ValueError for what
   `models.drafting.assistant` does not compute."""
   text = values.at('text_config')
-  text.expect('model_type', 'gemma4_text')
   for place in (values, text):
     place.expect('tie_word_embeddings', True, ', as Gemmas are')
   text.expect('hidden_size_per_layer_input', 0)
@@ -46,6 +46,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> AssistantConfig:
   shared = text.count('num_kv_shared_layers', num_layers, least=0)
   if shared not in (0, num_layers):
     text.refuse('num_kv_shared_layers', f'{num_layers}, all layers')
+  target_width = _TARGET_WIDTHS[values.text('model_type')]
   num_clusters = num_chosen = 0
   if values.flag('use_ordered_embeddings', False):
     num_clusters = values.count('num_centroids', _NUM_CLUSTERS)
@@ -56,7 +57,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> AssistantConfig:
   return values.build(
     AssistantConfig,
     **{name: size for name, size in sizes.items() if name in fields},
-    target_embed_dim=values.count('backbone_hidden_size', _TARGET_WIDTH),
+    target_embed_dim=values.count('backbone_hidden_size', target_width),
     num_clusters=num_clusters,
     num_chosen_clusters=num_chosen,
     dtype=dtype,

@@ -19,8 +19,9 @@ from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.gemma.gemma4 import Gemma4Config
 
-_TEXT = 'gemma4_text'
-MODEL_TYPES: tuple[str, ...] = (_TEXT, 'gemma4')
+# The second is the first without experts and embeddings for each layer.
+_TEXT, _UNIFIED = 'gemma4_text', 'gemma4_unified_text'
+MODEL_TYPES: tuple[str, ...] = (_TEXT, 'gemma4', _UNIFIED, 'gemma4_unified')
 # By the names of our branches; those of layer N are below `model.layers.N`.
 NAMES = gemma.NAMES | {
   'per_layer_embedder': 'model.embed_tokens_per_layer',
@@ -47,6 +48,7 @@ _LAYER = 'model.layers.{}'
 _TEXT_BRANCH = 'model.language_model.'
 # Tensors of what a model sees and hears.
 _OTHER_SENSES = (
+  'vision_embedder.',
   'vision_tower.',
   'audio_tower.',
   'embed_vision.',
@@ -70,10 +72,13 @@ _COUNTS: Json = {
   'num_attention_heads': 8,
   'num_key_value_heads': 4,
   'head_dim': 256,
-  'max_position_embeddings': 131_072,
 }
-_NUM_LAYERS, _WINDOW, _PERIOD, _FULL_HEAD_DIM = 30, 512, 6, 512
-_PER_LAYER_DIM, _PER_LAYER_VOCAB_SIZE = 256, 262_144
+_NUM_LAYERS, _PERIOD, _FULL_HEAD_DIM = 30, 6, 512
+_PER_LAYER_VOCAB_SIZE = 262_144
+_DEFAULTS: dict[str, Json] = {
+  _TEXT: {'max_positions': 131_072, 'window': 512, 'per_layer_dim': 256},
+  _UNIFIED: {'max_positions': 262_144, 'window': 1024, 'per_layer_dim': 0},
+}
 # Bases of rotary wavelengths where a file states none, and the share that
 # turns.
 _FULL_BASE, _SLIDING_BASE, _FRACTION = 1e6, 1e4, 0.25
@@ -83,8 +88,6 @@ def read_config(values: Settings, dtype: jnp.dtype) -> Gemma4Config:
   """Returns the sizes that config.json states, of the text alone if it also
   sees or hears; ValueError for what `models.gemma.gemma4` does not compute."""
   text = values.at('text_config') if values.has('text_config') else values
-  if text is not values:
-    text.expect('model_type', _TEXT)
   for place in (values, text):
     place.expect('tie_word_embeddings', True, ', as Gemmas are')
   return values.build(Gemma4Config, **sizes_of(text), dtype=dtype)
@@ -93,6 +96,10 @@ def read_config(values: Settings, dtype: jnp.dtype) -> Gemma4Config:
 def sizes_of(values: Settings) -> Json:
   """Returns the fields of `Gemma4Config`, as an object of a configuration has
   them; raises ValueError as `read_config` does."""
+  kind = values.text('model_type', _TEXT)
+  if kind not in _DEFAULTS:
+    values.refuse('model_type', f'{_TEXT} or {_UNIFIED}')
+  defaults = _DEFAULTS[kind]
   values.expect('attention_bias', False)
   values.expect('hidden_activation', 'gelu_pytorch_tanh')
   # Images are seen from both sides; a text never is.
@@ -100,10 +107,11 @@ def sizes_of(values: Settings) -> Json:
   num_layers = values.count(
     'num_hidden_layers', _NUM_LAYERS, most=settings.MAX_LAYERS
   )
-  windows = _windows(values, num_layers)
-  counts = llama.counts(values, _COUNTS, may_lack=())
+  windows = _windows(values, num_layers, defaults['window'])
+  max_positions = {'max_position_embeddings': defaults['max_positions']}
+  counts = llama.counts(values, _COUNTS | max_positions, may_lack=())
   per_layer_dim = values.count(
-    'hidden_size_per_layer_input', _PER_LAYER_DIM, least=0
+    'hidden_size_per_layer_input', defaults['per_layer_dim'], least=0
   )
   per_layer_vocab_size = values.count(
     'vocab_size_per_layer_input', _PER_LAYER_VOCAB_SIZE, least=0
@@ -136,11 +144,11 @@ def _experts(values: Settings) -> dict[str, int]:
   }
 
 
-def _windows(values: Settings, num_layers: int) -> list[int]:
+def _windows(values: Settings, num_layers: int, default: int) -> list[int]:
   """Returns the window of each layer, 0 for full ones."""
-  window = values.count('sliding_window', _WINDOW)
-  default = [SLIDING if (i + 1) % _PERIOD else FULL for i in range(num_layers)]
-  types = values.texts('layer_types', default)
+  window = values.count('sliding_window', default)
+  usual = [SLIDING if (i + 1) % _PERIOD else FULL for i in range(num_layers)]
+  types = values.texts('layer_types', usual)
   if len(types) != num_layers or set(types) - {FULL, SLIDING}:
     values.refuse('layer_types', f'{num_layers} of {FULL} or {SLIDING}')
   # As in transformers, the last layer is full whatever the file says.
@@ -300,7 +308,7 @@ def sizes_json(config: Gemma4Config) -> Json:
     **llama.counts_json(config, config.num_layers),
     'hidden_activation': 'gelu_pytorch_tanh',
     'attention_bias': False,
-    'sliding_window': max(sizes, default=_WINDOW),
+    'sliding_window': max(sizes, default=_DEFAULTS[_TEXT]['window']),
     'layer_types': [SLIDING if window else FULL for window in windows],
     'per_layer_config': {
       str(i): {
