@@ -18,8 +18,8 @@ _PACKAGE = Path(specdec_jax.__file__).parent
 # Gemma, and code that only shows figures changes none.
 _PARTS = {
   'decoding': (
-    *('decoding', 'arrays.py', 'base.py', 'distributions.py', 'keys.py'),
-    *('logits.py', 'trees.py'),
+    *('decoding', 'arrays.py', 'base.py', 'trees.py'),
+    *('sampling/distributions.py', 'sampling/keys.py', 'sampling/logits.py'),
   ),
   'drafters': ('drafters',),
   'measure': ('measure',),
@@ -27,6 +27,22 @@ _PARTS = {
   'verification': ('verification',),
 }
 _APART = ('models/gemma', 'models/presets.py')
+# Earlier paths of files that have moved: digests name a file by its first path,
+# so that a move by itself makes no figure old.
+_EARLIER = {
+  'decoding/exact_bits.py': 'measure/exact_bits.py',
+  'decoding/rates.py': 'measure/metrics.py',
+  'drafters/text_pool.py': 'data/text_pool.py',
+  'measure/timing.py': 'cli/timing.py',
+  'measure/bench_command.py': 'cli/commands/measuring/bench.py',
+  'measure/calibrate_command.py': 'cli/commands/measuring/calibrate.py',
+  'measure/gamma_trials.py': 'theory/gamma_trials.py',
+  'sampling/distributions.py': 'distributions.py',
+  'sampling/grammars.py': 'grammars.py',
+  'sampling/keys.py': 'keys.py',
+  'sampling/logits.py': 'logits.py',
+  'sampling/processors.py': 'processors.py',
+}
 
 
 def commit() -> str | None:
@@ -89,6 +105,7 @@ def _sources(paths: tuple[str, ...]) -> dict[str, str]:
     for file in files:
       if not any(file.is_relative_to(each) for each in apart):
         name = file.relative_to(_PACKAGE).as_posix()
+        name = _EARLIER.get(name, name)
         found[name] = file.read_text(encoding='utf-8')
   return found
 

@@ -44,3 +44,12 @@ def test_changes_are_named_by_the_part_that_has_them():
   assert provenance.changed_since(more) == []
   contrib = dict(part.split() for part in more.split(', '))['contrib']
   assert provenance.changed_since(more.replace(contrib, '0')) == ['contrib']
+
+
+def test_files_that_moved_are_named_by_their_first_path():
+  root = provenance._PACKAGE
+  for now, before in provenance._EARLIER.items():
+    assert (root / now).is_file()
+    assert not (root / before).exists()
+  names = provenance._sources(provenance._PARTS['decoding'])
+  assert {'keys.py', 'logits.py', 'distributions.py'} <= names.keys()
