@@ -1,4 +1,4 @@
-"""Collects what the experiments wrote in docs/results.md.
+"""Collects what the experiments wrote in experiments/RESULTS.md.
 
     python -m experiments.results [--check]
 
@@ -18,7 +18,7 @@ from typing import Any
 from experiments import report, summary
 
 ROOT = Path(__file__).resolve().parent
-PAGE = ROOT.parent / 'docs' / 'results.md'
+PAGE = ROOT / 'RESULTS.md'
 FRONT = ROOT.parent / 'README.md'
 _BEGIN, _END = '<!-- speeds -->', '<!-- end of speeds -->'
 _MEASURE = 'run python -m experiments.quoted on an idle machine'
@@ -49,7 +49,7 @@ _ORDER = {
   'trees': ('ranks', 'speed', 'accelerators'),
   'xia2023': ('main', 'block_size', 'drafters', 'verification', 'positions'),
 }
-_HEAD = '# Results\n'
+_HEAD = '# Tables of results\n'
 _READING = """\
 ## How to read this page
 
@@ -110,7 +110,7 @@ def page(root: Path) -> str:
       if found:
         apart = '' if folder == results else f', {folder.name}'
         parts.append(f'## {title}{apart}\n')
-      link = f'../experiments/{folder.relative_to(root)}/'
+      link = f'{folder.relative_to(root)}/'
       parts += [
         report.markdown(contents, level=3, folder=link) for contents in found
       ]

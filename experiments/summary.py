@@ -1,5 +1,5 @@
-"""What README.md and the first lines of docs/results.md quote from the files of
-the tables: only measurements of the current code.
+"""What README.md and the first lines of experiments/RESULTS.md quote from the
+files of the tables: only measurements of the current code.
 """
 
 import json
@@ -25,6 +25,7 @@ _GAINS = 'sun2024/results/tokens_per_run.json'
 _MAIN = 'xia2023/results/main.json'
 # A speed within so much of plain decoding's is neither a gain nor a loss.
 _EVEN = 0.03
+_VERDICTS = {'gain': 'gains', 'even': 'neither', 'loss': 'loses'}
 _HEAD = """\
 Speeds are relative to the fastest plain decoding on the same machine: batch 1,
 greedy and after the prefill unless stated otherwise. These lines quote only
@@ -33,19 +34,19 @@ measurements of the current code; tables of earlier code are marked below.
 _SUITE_TEXT = """\
 - **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
   ({suite_on}, {suite_dtype}, {suite_tokens} tokens per prompt): {gains}. The
-  [suite](../experiments/suite/suite.md) has more. {prediction}
+  [suite](suite/suite.md) has more. {prediction}
 """
 _EAGLE_TEXT = """\
 - **An EAGLE-3 drafter, trained here on two cores:** with `{drafter}` at gamma
   {gamma} ({on}, {dtype}), SmolLM2-135M gives {tokens} tokens per target run, at
   {speeds} times plain decoding's speed. With prompt lookup where it finds a
   match it gives {both}, at {both_speeds}. The
-  [suite](../experiments/eagle/suite/suite.md) has all {count} categories.
+  [suite](eagle/suite/suite.md) has all {count} categories.
 """
 _AUTO_TEXT = """\
 - **The gamma that `gamma='auto'` chooses** reaches {of_best} of the speed of
   the best gamma of a search, in
-  [six settings](../experiments/auto_gamma/results/auto_gamma.md). Including the
+  [six settings](auto_gamma/results/auto_gamma.md). Including the
   trials, it is at most {measuring} slower than plain decoding.
 """
 _TREES_TEXT = """\
@@ -130,12 +131,12 @@ def front(root: Path) -> str:
   rows = _by_speed(table)
   commands = [f'{i + 1}  {row["command"]}' for i, row in enumerate(rows)]
   grid = [
-    '| target and drafter | text | dtype | speed | range | predicted | '
-    'command |',
-    '|---|---|---|---|---|---|---|',
+    '| target and drafter | text | dtype | speed | verdict | range | '
+    'predicted | command |',
+    '|---|---|---|---|---|---|---|---|',
     *(
       f'| {row["target and drafter"]} | {row["text"]} | {row["dtype"]} | '
-      f'**{row["speed"]:.2f}**{_verdict(row)} | {row["turns"]} | '
+      f'**{row["speed"]:.2f}** | {_VERDICTS[_kind(row)]} | {row["turns"]} | '
       f'{row["predicted"]:.2f} | {i + 1} |'
       for i, row in enumerate(rows)
     ),
@@ -183,13 +184,10 @@ def _kind(row: Cells) -> str:
   return 'gain' if row['speed'] > 1 else 'loss'
 
 
-def _verdict(row: Cells) -> str:
-  return {'gain': '', 'even': '', 'loss': ', a loss'}[_kind(row)]
-
-
 def _doubts(table: Cells) -> str:
   # Each note is on one row.
-  count, where = len(table['notes']), '[in doubt](docs/results.md#speeds)'
+  count = len(table['notes'])
+  where = '[in doubt](experiments/RESULTS.md#speeds)'
   return f'; times of {count} rows are {where}' if count else ''
 
 

@@ -4,8 +4,8 @@
 
 Weights are random if a pair says so, and acceptance is SIMULATED: the costs and
 speeds of the loop depend on neither. The results become a chapter of
-docs/results.md (`python -m experiments.results`), named after the device. See
-README.md.
+experiments/RESULTS.md (`python -m experiments.results`), named after the
+device. See README.md.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Measures what README.md and the first lines of docs/results.md quote.
+"""Measures what README.md and the first lines of experiments/RESULTS.md quote.
 
     python -m experiments.quoted
 
 Each speed is one `specdec bench` in a process of its own. All together take
 about 20 minutes on two idle cores. The results are written to
-experiments/quoted/results, and from there to README.md and docs/results.md.
+experiments/quoted/results, and from there to README.md and
+experiments/RESULTS.md.
 """
 
 import argparse

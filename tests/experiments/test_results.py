@@ -46,8 +46,9 @@ def test_what_is_quoted_is_of_this_code(root):
   assert results.check(root, readme, page) == []
   assert readme.startswith('# Name\n')
   assert readme.endswith('\n\nMore.\n')
-  assert '**1.20** | 1.10 to 1.30 | 1.25 | 1 |' in readme
-  assert '**0.80**, a loss |' in readme
+  assert '**1.20** | gains | 1.10 to 1.30 | 1.25 | 1 |' in readme
+  assert '**1.01** | neither |' in readme
+  assert '**0.80** | loses |' in readme
   assert '3  specdec bench --gamma 4' in readme
   assert page.index('**Gains**') < page.index('**Loses**')
   assert page.index('**1.20**') < page.index('**1.01**')
