@@ -31,9 +31,7 @@ def run(name):
     exec(compile(source, str(_DOCS / name), 'exec'), namespace)
 
 
-@pytest.mark.parametrize(
-  'name', ['notation.md', 'new_drafter.md', 'new_verifier.md']
-)
+@pytest.mark.parametrize('name', ['notation.md', 'extending.md'])
 def test_code_in_docs_runs(name):
   run(name)
 
