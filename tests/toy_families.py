@@ -14,6 +14,8 @@ _CONFIGS: dict[str, Callable[..., Any]] = {
   'Llama, later': functools.partial(toy.llama_config, **toy.LATER_LLAMA),
   'Gemma 2': toy_gemma.gemma_2,
   'Gemma 3': toy_gemma.decoder,
+  'Gemma 4': toy_gemma.gemma_4,
+  'Gemma 4, experts': toy_gemma.gemma_4_moe,
   'T5Gemma': toy_gemma.encoder_decoder,
   'T5': toy_t5.config,
   'umT5': functools.partial(toy_t5.config, has_layer_relpos=True),

@@ -23,7 +23,15 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import schedules
 from specdec_jax.models import attention, families, kv_cache
 from specdec_jax.sampling import logits
-from tests import slow, toy, toy_eagle, toy_gemma, toy_t5, toy_tree
+from tests import (
+  slow,
+  toy,
+  toy_assistant,
+  toy_eagle,
+  toy_gemma,
+  toy_t5,
+  toy_tree,
+)
 
 pytestmark = pytest.mark.optimized
 
@@ -46,6 +54,16 @@ MODELS = {
   'padded': dataclasses.replace(CONFIG, vocab_size=V + 8),
   'gemma 2': toy_gemma.gemma_2(V, **SIZES),
   'gemma 3': toy_gemma.decoder(V, **SIZES),
+  # Layers that read the keys of others, and experts.
+  'gemma 4': toy_gemma.gemma_4_e2b(
+    V,
+    full_num_kv_heads=3,
+    full_head_dim=64,
+    num_experts=4,
+    num_chosen_experts=2,
+    expert_dim=8,
+    **SIZES,
+  ),
   't5gemma': toy_gemma.encoder_decoder(V, **SIZES),
   't5': toy_t5.config(V, **T5_SIZES),
   'umt5': toy_t5.config(V, has_layer_relpos=True, **T5_SIZES),
@@ -55,6 +73,11 @@ MODELS = {
 CAPACITY = MAX_LEN + GAMMA + 1
 EAGLE = toy_eagle.config(CONFIG)
 EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=GAMMA)
+GEMMA = MODELS['gemma 4']
+ASSISTANT = toy_assistant.config(GEMMA)
+ASSISTANT_TARGET, ASSISTANT_NETWORK = toy_assistant.networks(
+  GEMMA, ASSISTANT, gamma=GAMMA
+)
 
 
 def tree_drafter(*, may_abstain: bool):
@@ -93,6 +116,9 @@ DRAFTERS = {
     logits_to_probs=SAMPLED,
     first=drafters.prompt_lookup(gamma=GAMMA),
   ),
+  'assistant': drafters.autoregressive(
+    drafters.assistant(ASSISTANT_NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
+  ),
   **{
     name: drafters.autoregressive(
       families.with_logits_of(families.language_model(config), V),
@@ -125,6 +151,11 @@ def lossless(name: str) -> str:
 def with_target(name: str):
   """The networks of a decode with a drafter, and the shapes of their params."""
   drafter, config = DRAFTERS[name], MODELS.get(name, CONFIG)
+  if name == 'assistant':
+    params = families.param_shapes(GEMMA)
+    own = toy_assistant.joined(params, families.param_shapes(ASSISTANT))
+    models = {'target': ASSISTANT_TARGET, 'drafter': drafter}
+    return models, Params(params, own)
   own = families.param_shapes(config)
   config = config if config.vocab_size == V else CONFIG
   target = families.language_model(config)
@@ -438,8 +469,8 @@ _TPU_PROGRAM = """
 import jax
 from jax.experimental import topologies
 from specdec_jax.planning import hlo
-from tests import test_compilation as t
-from tests.tpu_costs import copies
+from tests.decoding import test_compilation as t
+from tests.planning import copies
 
 topology = topologies.get_topology_desc(
   platform='tpu', topology_name='v4:1x1x1', chips_per_host_bounds=[1, 1, 1])

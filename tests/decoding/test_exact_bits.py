@@ -34,6 +34,8 @@ CONFIGS = {
   'T5, decoder only': toy_t5.config(VOCAB_SIZE, num_encoder_layers=0),
   'Gemma 2': toy_gemma.gemma_2(VOCAB_SIZE),
   'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
+  'Gemma 4, E2B': toy_gemma.gemma_4_e2b(VOCAB_SIZE),
+  'Gemma 4, experts': toy_gemma.gemma_4_moe(VOCAB_SIZE),
   'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
 }
 

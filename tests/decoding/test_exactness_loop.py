@@ -458,6 +458,8 @@ def _eagle(target_params):
     ('umT5', 'speculative_sampling', 'autoregressive'),
     ('Gemma 2', 'speculative_sampling', 'autoregressive'),
     ('Gemma 3', 'block', 'autoregressive'),
+    ('Gemma 4', 'speculative_sampling', 'autoregressive'),
+    ('Gemma 4, experts', 'block', 'autoregressive'),
     ('T5Gemma', 'speculative_sampling', 'autoregressive'),
   ],
 )
