@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from experiments.suite import examples
 from specdec_jax import drafters, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading
@@ -157,6 +156,7 @@ def test_a_batch_gives_row_by_row_what_batch_one_gives():
 @pytest.mark.slow
 def test_the_shipped_eagle_changes_no_token_of_the_suite():
   """Of two prompts of each category that is not long; and it is of use."""
+  examples = pytest.importorskip('experiments.suite.examples')
   model()
   own = examples.own()
   del own['long input']

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.beams import plain as reordering
 from specdec_jax.base import Params, Prompt
-from specdec_jax.contrib.beams import beam_drafters as beams
-from specdec_jax.contrib.beams import speculative_beams
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.sampling import logits
@@ -81,23 +78,21 @@ def test_every_rule(name):
   check(generate, params, prompt(), key=KEY)
 
 
+def prompt_for(name: str) -> Prompt:
+  """The prompt of a model of the table."""
+  has_encoder = name.startswith('T5') and 'decoder only' not in name
+  return prompt(encoder_rows=[[3, 2, 1], [4, 1]] if has_encoder else None)
+
+
 @slow.parametrize('name', MODELS, now=['llama, later', 'T5 1.1'])
-def test_every_model_in_plain_decoding_and_beam_search(name):
+def test_every_model_in_plain_decoding(name):
   model, make_params = MODELS[name]
-  encoder_rows = [[3, 2, 1], [4, 1]] if name.startswith('T5') else None
-  if 'decoder only' in name:
-    encoder_rows = None
-  params = Params(make_params())
-  start = prompt(encoder_rows=encoder_rows)
+  start = prompt_for(name)
   method = Method(target=model, logits_to_probs=SAMPLED, eos_id=ENDS['eos_id'])
   plain = functools.partial(
     autoregressive.generate, method=method, max_len=ENDS['max_len']
   )
-  check(plain, params, start, key=KEY)
-  search = functools.partial(
-    reordering.generate, target=model, num_beams=2, vocab_size=6, **ENDS
-  )
-  check(search, params, start)
+  check(plain, Params(make_params()), start, key=KEY)
 
 
 def test_what_an_encoder_reads():
@@ -118,25 +113,3 @@ def test_trees_of_drafts(rule):
   params = Params(toy_params(table.VOCAB_SIZE), toy_params(table.VOCAB_SIZE))
   verify_fn = toy_tree.rule(rule, toy_tree.BENT)
   check(speculate(drafter, verify_fn=verify_fn), params, prompt(), key=KEY)
-
-
-@slow.parametrize('kind', ['none', 'copied', 'model'], now=['model'])
-def test_speculative_beams(kind):
-  """With a network that reads positions and masks."""
-  drafter = {
-    'none': lambda: beams.none(2),
-    'copied': lambda: beams.copied(2, gamma=2),
-    'model': lambda: beams.of_model(
-      table.LLAMA, gamma=2, width=3, eos_id=ENDS['eos_id']
-    ),
-  }[kind]()
-  params = table.ROWS['autoregressive, Llama'].make_params()
-  generate = functools.partial(
-    speculative_beams.generate,
-    target=table.LLAMA,
-    drafter=drafter,
-    num_beams=2,
-    vocab_size=4,
-    **ENDS,
-  )
-  check(generate, Params(params, params), prompt())

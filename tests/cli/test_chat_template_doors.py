@@ -12,7 +12,6 @@ pytest.importorskip('jinja2')
 import specdec_jax
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
-from tests.infer.infer_runs import argv, records, result
 
 TEMPLATE = tiny.TEMPLATE + (
   '{% if enable_thinking is defined and not enable_thinking %}in the ab'
@@ -119,38 +118,6 @@ def test_on_the_command_line(
   path.write_text('{"prompt": "ab", "chat_template_kwargs": [1]}')
   refused = run('generate', *usual, '--prompts', path)
   assert_refused(refused, 'line 1', 'chat_template_kwargs should be an object')
-
-
-@pytest.mark.slow
-def test_in_infer(run, model, expected, prompts_file, tmp_path):
-  thinking, silent = expected
-  how = {
-    'TASK_FEATURE_LENGTHS': f"{{'inputs': 128, 'targets': {NUM_NEW}}}",
-    'find.inputs_field': "'prompt'",
-    'find.chat': True,
-  }
-  for folder, more, texts in (
-    ('a', {}, [thinking, silent, silent, thinking, thinking]),
-    (
-      'b',
-      {'find.chat_template_kwargs': repr(OFF)},
-      [silent, silent, silent, thinking, silent],
-    ),
-  ):
-    command = argv(model, prompts_file, tmp_path / folder, **how, **more)
-    done = run(*command)
-    assert done.status == 0, done
-    found = records(result(tmp_path / folder, 'prompts'))
-    assert [line['prediction'] for line in found] == texts
-    assert {line['inputs']['inputs_pretokenized'] for line in found} == {'ab'}
-  texts = tmp_path / 'texts.txt'
-  texts.write_text('ab')
-  of_texts = how | {
-    'find.chat': False,
-    'find.chat_template_kwargs': repr(OFF),
-  }
-  refused = run(*argv(model, texts, tmp_path / 'c', **of_texts))
-  assert_refused(refused, 'chat_template_kwargs is for chat')
 
 
 def test_an_empty_text_without_chat_is_explained(run, make_model, caplog):

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip('safetensors')
 pytest.importorskip('orbax.checkpoint')
 
+from specdec_jax import lazy
 from specdec_jax.checkpoints import (
   loading,
   model_file,
@@ -17,7 +18,6 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   stored_arrays,
 )
-from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import families, products
 from tests import toy_block, toy_t5
 from tests.cli.tiny import assert_refused
@@ -25,9 +25,10 @@ from tests.cli.tiny import assert_refused
 V = 12
 NETWORKS = {
   'spec_drafter': toy_block.config(V),
-  'heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=16),
   'decoder_only': toy_t5.config(V, num_encoder_layers=0),
 }
+for rows in lazy.installed('tests.contrib.block_heads.contract_rows:CONVERTED'):
+  NETWORKS |= rows
 
 
 def weights(config):

@@ -1,25 +1,22 @@
 """Every drafter, a row each: the contract is checked for all of them.
 
-A new drafter adds its row here. Heads on the target's own states have none:
-before the first call of a target they draft nothing
+A new drafter adds its row here; the rows of an extra are among its own tests
+(tests/contrib/ngram/contract_rows.py). Heads on the target's own states have
+none: before the first call of a target they draft nothing
 (tests/contrib/block_heads/test_blockwise_heads.py).
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import drafters
+from specdec_jax import drafters, lazy
 from specdec_jax.assembly.drafters import Quantized
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Tree
-from specdec_jax.contrib.ngram import ngram_counts
-from specdec_jax.contrib.ngram.drafter import ngram
 from specdec_jax.drafters import text_pool
 from specdec_jax.models.drafting import block_decoder
 from specdec_jax.sampling import logits
@@ -31,8 +28,8 @@ from tests import (
   toy_eagle,
   toy_gemma,
 )
+from tests.contracts.rows import VOCAB_SIZE, Row
 
-VOCAB_SIZE = 5
 MODEL = toy.toy(VOCAB_SIZE)
 BLOCK_CONFIG = toy_block.config(
   VOCAB_SIZE, num_encoder_layers=1, num_decoder_layers=1
@@ -40,35 +37,6 @@ BLOCK_CONFIG = toy_block.config(
 LLAMA = toy.llama(VOCAB_SIZE, num_layers=1)
 TARGET_CONFIG = toy.llama_config(VOCAB_SIZE, num_layers=2)
 EAGLE_CONFIG = toy_eagle.config(TARGET_CONFIG)
-
-
-class Row(NamedTuple):
-  """A drafter under contract.
-
-  Attributes:
-    make: `gamma -> Drafter`.
-    make_params: the drafter's params.
-    is_one_hot: whether it hands over no probabilities.
-    has_constant_length: whether it always proposes gamma tokens.
-    has_memory: whether its lengths depend on what became of earlier drafts.
-    is_tree: whether its drafts are trees of gamma nodes.
-  """
-
-  make: Callable[[int], Drafter]
-  make_params: Callable[[], Any] = tuple
-  is_one_hot: bool = False
-  has_constant_length: bool = True
-  has_memory: bool = False
-  is_tree: bool = False
-
-
-def _ngram(order: int, is_sampled: bool):
-  rng = np.random.default_rng(order)
-  table = ngram_counts.estimate(
-    rng.integers(0, VOCAB_SIZE, 200), vocab_size=VOCAB_SIZE, order=order
-  )
-  to_probs = logits.standardize(top_k=3) if is_sampled else None
-  return lambda gamma: ngram(table, gamma=gamma, logits_to_probs=to_probs)
 
 
 def _autoregressive(model, *, is_argmax: bool = False, **sampling):
@@ -199,10 +167,6 @@ ROWS = {
     is_one_hot=True,
     has_constant_length=False,
   ),
-  'unigram': Row(_ngram(1, False), is_one_hot=True),
-  'bigram': Row(_ngram(2, False), is_one_hot=True),
-  'unigram, sampled': Row(_ngram(1, True)),
-  'bigram, sampled': Row(_ngram(2, True)),
   'continuations': Row(
     lambda gamma: drafters.continuations(
       gamma=1, min_ngram=1, num_continuations=gamma
@@ -312,25 +276,25 @@ ROWS = {
     has_memory=True,
   ),
 }
+# One of every kind is tested now, the others in `make test-all`.
+NOW = [
+  'prompt_lookup',
+  'suffix',
+  'continuations',
+  'spec_drafter',
+  'autoregressive',
+  'quantized',
+  'branching',
+  'eagle',
+  'assistant',
+]
+for rows, now in lazy.installed('tests.contrib.ngram.contract_rows:DRAFTERS'):
+  ROWS |= rows
+  NOW += now
 # The same drafter whenever asked for: what was compiled for it serves again.
 ROWS = {
   name: row._replace(make=functools.cache(row.make))
   for name, row in ROWS.items()
 }
-# A test of each: one of every kind now, the others in `make test-all`.
-every_drafter = slow.parametrize(
-  'name',
-  ROWS,
-  now=[
-    'prompt_lookup',
-    'suffix',
-    'bigram, sampled',
-    'continuations',
-    'spec_drafter',
-    'autoregressive',
-    'quantized',
-    'branching',
-    'eagle',
-    'assistant',
-  ],
-)
+# A test of each.
+every_drafter = slow.parametrize('name', ROWS, now=NOW)

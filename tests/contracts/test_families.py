@@ -7,7 +7,6 @@ last token: nothing outside of this file knows of it.
 import ast
 import dataclasses
 import functools
-import json
 import pathlib
 
 import flax.linen as nn
@@ -16,16 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax import lazy
 from specdec_jax.base import Array, Prompt
 from specdec_jax.checkpoints import loading, model_file, safetensors_model
-from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import families, presets
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
 from tests import toy, toy_assistant, toy_gemma, toy_t5
 from tests.cli import tiny
-from tests.infer import infer_runs
 
 PACKAGE = pathlib.Path(families.__file__).parent.parent
 CONFIGS = {
@@ -43,7 +41,6 @@ CONFIGS = {
   'block_decoder': dataclasses.replace(
     presets.spec_drafter('mini_2_2'), num_encoder_layers=3
   ),
-  'block_heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=4),
   'eagle': EagleConfig(
     vocab_size=7,
     draft_vocab_size=5,
@@ -59,6 +56,11 @@ CONFIGS = {
   ),
   'assistant': toy_assistant.clustered(toy_gemma.gemma_4(6)),
 }
+# Networks of extras, which only draft.
+OF_EXTRAS = {}
+for rows in lazy.installed('tests.contrib.block_heads.contract_rows:FAMILIES'):
+  OF_EXTRAS |= rows
+CONFIGS |= OF_EXTRAS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,24 +176,6 @@ def test_an_added_family_is_had_from_the_command_line(
   assert record['text'] == model.vocabulary.decode(expected)
 
 
-def test_beams_of_an_added_family_without_placements_are_refused(
-  capfd, table_folder, tmp_path
-):
-  pytest.importorskip('gin')
-  task = tmp_path / 'task.jsonl'
-  task.write_text(json.dumps({'inputs': 'ab', 'targets': 'ab'}) + '\n')
-  argv = infer_runs.argv(
-    table_folder,
-    task,
-    tmp_path / 'out',
-    Decoding__num_decodes=2,
-    TASK_FEATURE_LENGTHS="{'inputs': 12, 'targets': 8}",
-  )
-  result = tiny.run(capfd, *argv)
-  assert result.status == 2
-  assert 'takes no placements' in result.err
-
-
 @pytest.mark.parametrize('name', CONFIGS)
 def test_shapes_are_those_that_are_drawn(name):
   config = CONFIGS[name]
@@ -215,7 +199,7 @@ def test_sizes_are_written_and_read(name, tmp_path):
 
 
 def test_layers_are_told_stack_by_stack():
-  assert {name: families.num_layers(c) for name, c in CONFIGS.items()} == {
+  expected = {
     'llama': (3,),
     'llama, later': (2,),
     'llama, experts': (2,),
@@ -228,15 +212,17 @@ def test_layers_are_told_stack_by_stack():
     'gemma4, experts': (3,),
     't5gemma': (3, 2),
     'block_decoder': (3, 2),
-    'block_heads': (),
     'eagle': (),
     'assistant': (),
-  }
+  } | dict.fromkeys(OF_EXTRAS, ())
+  found = {name: families.num_layers(c) for name, c in CONFIGS.items()}
+  assert found == expected
 
 
 def test_what_only_drafts_is_no_language_model(monkeypatch):
-  with pytest.raises(ValueError, match='block_heads only'):
-    families.language_model(CONFIGS['block_heads'])
+  for name in ('eagle', *OF_EXTRAS):
+    with pytest.raises(ValueError, match=f'{name} only'):
+      families.language_model(CONFIGS[name])
   with pytest.raises(ValueError, match='whole model'):
     families.bind(CONFIGS['llama'], CONFIGS['t5'], width=2)
   with pytest.raises(ValueError, match='eagle only'):

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import base, trees
+from specdec_jax import base, lazy, trees
 from specdec_jax.drafters.features import FeatureCache
-from specdec_jax.integrations.t5x import decoding
 from specdec_jax.models import families, kv_cache, taps
 from specdec_jax.sharding import mesh as mesh_lib
 from tests import broken, slow, toy, toy_eagle
@@ -191,12 +190,12 @@ def test_a_placement_of_other_sizes_is_refused():
       )
 
 
-FORCED = jnp.asarray([[0, 0, 0, 0, 0, 1, 4], [0, 2, 0, 1, 0, 0, 3]] + [[0] * 7])
 WRAPPERS = {
   'padded': lambda model: families.with_logits_of(model, VOCAB_SIZE + 2),
   'cut': lambda model: families.with_logits_of(model, VOCAB_SIZE - 2),
-  'forced': lambda model: decoding._force(model, FORCED, eos_id=1),
 }
+for rows in lazy.installed('tests.integrations.t5x.contract_rows:WRAPPERS'):
+  WRAPPERS |= rows
 
 
 @pytest.mark.parametrize('name', WRAPPERS)

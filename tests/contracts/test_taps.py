@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters
+from specdec_jax import drafters, lazy
 from specdec_jax.base import Params
-from specdec_jax.contrib.block_heads.blockwise_heads import blockwise_heads
-from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models import families, taps
 from tests import decoders, slow, toy, toy_eagle
 from tests.contracts.table_of_models import (
@@ -122,39 +120,35 @@ def test_a_stream_that_is_not_there_is_refused():
       taps.last_call(network_of('llama'), (layer,), width=2)
 
 
-def eagle_pair(name: str) -> tuple:
+def eagle_pair(name: str, gamma: int) -> tuple:
   """An EAGLE-3 network of the width of a target, and both sides' params."""
   config, params = NETWORKS[name][0], start(name)[1]
   sizes = toy_eagle.config(
     toy.llama_config(VOCAB_SIZE, embed_dim=config.embed_dim),
     feature_layers=tuple(range(1, network_of(name).num_layers + 1)),
   )
-  bound = families.bind(config, sizes, width=GAMMA + 1)
+  bound = families.bind(config, sizes, width=gamma + 1)
   own = bound.join(params, toy_eagle.params(sizes, seed=2))
   drafter = drafters.autoregressive(
     drafters.eagle(bound.model),
-    gamma=GAMMA,
+    gamma=gamma,
     logits_to_probs=decoders.GREEDY,
     is_argmax=True,
   )
   return bound.target, drafter, Params(params, own)
 
 
-def heads_pair(name: str) -> tuple:
-  """Blockwise heads of the width of a target, and both sides' params."""
-  config, params = NETWORKS[name][0], start(name)[1]
-  sizes = BlockHeadsConfig(embed_dim=config.embed_dim, gamma=GAMMA, mlp_dim=4)
-  bound = families.bind(config, sizes, width=GAMMA + 1)
-  own = families.of(sizes).init_params(sizes, jax.random.key(3))
-  drafter = blockwise_heads(bound.model, gamma=GAMMA)
-  return bound.target, drafter, Params(params, bound.join(params, own))
+PAIRS = (
+  eagle_pair,
+  *lazy.installed('tests.contrib.block_heads.contract_rows:heads_pair'),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pair', [eagle_pair, heads_pair])
+@pytest.mark.parametrize('pair', PAIRS)
 @pytest.mark.parametrize('name', FAMILIES)
 def test_speculative_tokens_are_those_of_plain_decoding(name, pair):
-  target, drafter, params = pair(name)
+  target, drafter, params = pair(name, GAMMA)
   settings = {'to_probs': decoders.GREEDY, 'max_len': CAPACITY - GAMMA - 1}
   prompt = prompt_of(name, width=6)
   output = decoders.speculate(target, params, drafter, prompt, **settings)

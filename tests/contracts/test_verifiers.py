@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import verification
+from specdec_jax import lazy, verification
 from specdec_jax.base import Draft, Verification
-from specdec_jax.contrib.top_beta.rule import top_beta
 from tests import slow
 
 VOCAB_SIZE = 5
@@ -21,9 +20,9 @@ ROWS = {
   'greedy': verification.greedy,
   'greedy, lenience 0.5': functools.partial(verification.greedy, lenience=0.5),
   'block_verification': verification.block_verification,
-  'top_beta, strict': functools.partial(top_beta, beta=1),
-  'top_beta': functools.partial(top_beta, beta=3, tau=1.0),
 }
+for rows in lazy.installed('tests.contrib.top_beta.contract_rows:RULES'):
+  ROWS |= rows
 COMPILED = {name: jax.jit(rule) for name, rule in ROWS.items()}
 LENIENT = [verification.speculative_sampling, verification.greedy]
 

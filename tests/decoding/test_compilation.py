@@ -3,11 +3,7 @@ copy of a cache (invariant 11)."""
 
 import dataclasses
 import functools
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +12,6 @@ import pytest
 
 from specdec_jax import arrays, base, drafters, trees, verification
 from specdec_jax.base import Params
-from specdec_jax.contrib.beams import beam_drafters as beams
-from specdec_jax.contrib.beams import beam_search, speculative_beams
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import schedules
@@ -127,13 +121,6 @@ DRAFTERS = {
     )
     for name, config in MODELS.items()
   },
-}
-BEAMS = {
-  'no beams drafted': beams.none(4),
-  'drafted beams': beams.of_model(
-    families.language_model(CONFIG), gamma=GAMMA, width=8, eos_id=0
-  ),
-  'copied beams': beams.copied(4, gamma=GAMMA),
 }
 RULES = {
   'speculative_sampling': verification.speculative_sampling,
@@ -258,28 +245,6 @@ def cache_size(batch_size: int) -> int:
   return batch_size * heads * CAPACITY * CONFIG.head_dim
 
 
-def beams_of(name: str, batch_size: int):
-  """A speculative beam search with four beams: the function of params and of
-  the state to begin with, and both of them."""
-  target = families.language_model(CONFIG)
-  networks = {'target': target, 'drafter': BEAMS[name]}
-  shapes = families.param_shapes(CONFIG)
-  params = Params(shapes, shapes)
-  sizes = {'num_beams': 4, 'max_len': MAX_LEN // 4}
-  state = jax.eval_shape(
-    lambda params, prompt: speculative_beams.init(
-      params, prompt, **networks, **sizes
-    ),
-    params,
-    prompt_of(batch_size),
-  )
-  rules = beam_search.checked_rules(target, 4, 0.6, 0, None)
-  run = functools.partial(speculative_beams.run, **networks, rules=rules)
-  return run, params, state
-
-
-BEAM_PROGRAMS = [(name, batch_size) for name in BEAMS for batch_size in (1, 4)]
-
 # Drafter, rule and batch size: one row, and several, which a CPU writes in one
 # loop however many; every rule. What is not compiled twice writes caches in the
 # same place as others do.
@@ -317,18 +282,6 @@ def test_no_host_and_no_copied_cache_in_the_loop(name, rule, batch_size):
   assert cache_copies(lines, cache_size(batch_size)) == []
   for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
     assert word not in hlo, word
-
-
-@slow.parametrize(
-  ('name', 'batch_size'),
-  [('drafted beams', 1), ('copied beams', 2)],
-  now=[('drafted beams', 1)],
-)
-def test_no_copied_cache_in_a_beam_search(name, batch_size):
-  run, *arguments = beams_of(name, batch_size)
-  lines = in_loops(optimized_hlo(jax.jit(run), *arguments))
-  assert sum('dynamic-update-slice' in line for line in lines) >= 4
-  assert cache_copies(lines, cache_size(batch_size)) == []
 
 
 def test_a_copied_cache_is_seen(monkeypatch):
@@ -463,62 +416,3 @@ def test_a_path_is_kept_without_a_copied_cache(name, batch_size):
   lines = in_loops(optimized_hlo(jax.jit(run), *arguments))
   assert sum('dynamic-update-slice' in line for line in lines) >= 8
   assert cache_copies(lines, cache_size(batch_size)) == []
-
-
-_TPU_PROGRAM = """
-import jax
-from jax.experimental import topologies
-from specdec_jax.planning import hlo
-from tests.decoding import test_compilation as t
-from tests.planning import copies
-
-topology = topologies.get_topology_desc(
-  platform='tpu', topology_name='v4:1x1x1', chips_per_host_bounds=[1, 1, 1])
-device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-on_device = lambda tree: jax.tree.map(
-  lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), tree)
-
-def check(name, batch_size, run, arguments):
-  text = jax.jit(run).lower(*on_device(arguments)).compile().as_text()
-  assert 'dynamic-update-slice' in text
-  # Fusions lay out an operand anew on its way to a product, which is no copy.
-  found = copies.in_loops(hlo.Program(text), t.cache_size(batch_size))
-  print(name, batch_size, 'cache copies in the loop:', len(found))
-  assert not found, found
-
-for name, batch_size in t.TPU_PROGRAMS:
-  rule = t.RULES[t.lossless(name)]
-  method, *arguments = t.loop_of(name, rule, batch_size)
-  check(name, batch_size, lambda params, state: t.speculative.run(
-    params, state, method=method), arguments)
-for name, batch_size in t.TREE_PROGRAMS:
-  run, *arguments = t.tree_loop_of(name, batch_size)
-  check('tree, ' + name, batch_size, run, arguments)
-for name, batch_size in t.BEAM_PROGRAMS:
-  run, *arguments = t.beams_of(name, batch_size)
-  check(name, batch_size, run, arguments)
-"""
-
-
-@pytest.mark.slow
-def test_the_tpu_compiler_accepts_the_loop_and_copies_no_cache():
-  """Compiles for a TPU v4 chip that need not be there."""
-  if importlib.util.find_spec('libtpu') is None:
-    pytest.skip('needs libtpu: pip install -e ".[tpu]"')
-  env = {
-    **os.environ,
-    'TPU_SKIP_MDS_QUERY': '1',
-    'TPU_WORKER_HOSTNAMES': 'localhost',
-    'TPU_ACCELERATOR_TYPE': 'v4-8',
-    'JAX_PLATFORMS': 'cpu',
-  }
-  result = subprocess.run(
-    [sys.executable, '-c', _TPU_PROGRAM],
-    env=env,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert result.returncode == 0, result.stderr[-3000:]
-  num_programs = len(TPU_PROGRAMS + TREE_PROGRAMS + BEAM_PROGRAMS)
-  assert result.stdout.count('loop: 0') == num_programs

@@ -19,7 +19,6 @@ from specdec_jax.models.products import with_cpu_copies
 from specdec_jax.sampling import logits
 from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 from tests.cli import tiny
-from tests.infer import infer_runs
 
 # As real networks are compiled; no dimension fills whole vectors of 16.
 pytestmark = pytest.mark.optimized
@@ -228,26 +227,6 @@ def test_the_self_test_comes_before_the_first_text(assert_refused):
     decoded(load(exact_bits=True))
   flags = ('--model', 'lm-nano', '--gamma', '3', '--prompt', 'a')
   assert_refused('generate', *flags, '--exact_bits')
-
-
-@pytest.mark.slow
-def test_the_self_test_comes_before_times(assert_refused):
-  flags = ('--model', 'lm-nano', '--gamma', '3', '--prompt', 'a')
-  assert_refused('bench', *flags, '--exact_bits')
-
-
-def test_the_self_test_comes_before_the_first_example(assert_refused, tmp_path):
-  for name in ('gin', 'sentencepiece', 'tensorstore'):
-    pytest.importorskip(name)
-  infer_runs.write_task(tmp_path / 'task.jsonl', 4)
-  argv = infer_runs.argv(
-    infer_runs.write_model(tmp_path / 'model'),
-    tmp_path / 'task.jsonl',
-    tmp_path / 'out',
-    infer_runs.gin_file('drafters/prompt_lookup.gin'),
-    Decoding__exact_bits=True,
-  )
-  assert_refused(*argv)
 
 
 @pytest.mark.parametrize('options', [{}, {'num_continuations': 2}], ids=str)

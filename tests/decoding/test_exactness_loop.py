@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, verification
+from specdec_jax import drafters, lazy, verification
 from specdec_jax.base import Params
-from specdec_jax.contrib.ngram import ngram_counts
-from specdec_jax.contrib.ngram.drafter import ngram
 from specdec_jax.drafters import text_pool
 from specdec_jax.sampling import logits
 from tests import (
   decoders,
+  extras,
   goodness_of_fit,
   slow,
   toy,
@@ -45,13 +44,6 @@ SAMPLINGS = {
 }
 
 
-def _table(order: int):
-  rng = np.random.default_rng(order)
-  return ngram_counts.estimate(
-    rng.integers(0, VOCAB_SIZE, 60), vocab_size=VOCAB_SIZE, order=order
-  )
-
-
 def _drafter(name: str, gamma: int, sampling=goodness_of_fit.Sampling()):
   """A drafter and its params."""
   to_probs = logits.standardize(**sampling._asdict())
@@ -68,11 +60,14 @@ def _drafter(name: str, gamma: int, sampling=goodness_of_fit.Sampling()):
     texts = np.random.default_rng(0).integers(0, VOCAB_SIZE, (8, 12))
     pool = text_pool.remember(text_pool.empty(64), texts)
     return drafters.suffix(gamma=gamma, min_ngram=1), pool
+  if name.endswith('gram'):
+    make = lazy.attribute('tests.contrib.ngram.contract_rows:in_the_loop')
+    drafter = make(
+      name, gamma=gamma, vocab_size=VOCAB_SIZE, logits_to_probs=to_probs
+    )
+    return drafter, ()
   drafter = {
     'prompt_lookup': lambda: drafters.prompt_lookup(gamma=gamma, min_ngram=1),
-    'unigram': lambda: ngram(_table(1), gamma=gamma, logits_to_probs=to_probs),
-    'bigram': lambda: ngram(_table(2), gamma=gamma, logits_to_probs=to_probs),
-    'argmax bigram': lambda: ngram(_table(2), gamma=gamma),
     'uniform': lambda: drafters.uniform(gamma=gamma, vocab_size=VOCAB_SIZE),
   }[name]()
   return drafter, ()
@@ -108,12 +103,17 @@ _PROVEN = {'autoregressive', 'prompt_lookup', 'suffix', 'bigram'}
 _NOW = [*_CASES[0:4:3], *_CASES[4:6], _CASES[7], _CASES[10], _CASES[12]]
 
 
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+  """Of a row, by the name of its drafter."""
+  marks = [pytest.mark.proof] if name in _PROVEN else []
+  if name.endswith('gram'):
+    marks.append(extras.needs('contrib/ngram'))
+  return marks
+
+
 @slow.parametrize(
   ('name', 'gamma', 'rule'),
-  [
-    pytest.param(*case, marks=[pytest.mark.proof] if case[0] in _PROVEN else [])
-    for case in _CASES
-  ],
+  [pytest.param(*case, marks=_marks(case[0])) for case in _CASES],
   now=_NOW,
 )
 def test_every_drafter_and_rule(name, gamma, rule, record_property):

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, verification
+from specdec_jax import drafters, lazy, verification
 from specdec_jax.base import Draft, Params
-from specdec_jax.contrib.top_beta.rule import top_beta
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
-from tests import decoders, slow, toy, toy_families, toy_tree
+from tests import decoders, extras, slow, toy, toy_families, toy_tree
 from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE, every_drafter
 from tests.decoders import GREEDY, SAMPLED, plain, rows, silent, speculate
 
@@ -351,7 +350,11 @@ def test_nan_in_the_target_stops_the_row_there(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'rule',
-  [*decoders.RULES, 'top_beta', 'lenient'],
+  [
+    *decoders.RULES,
+    pytest.param('top_beta', marks=extras.needs('contrib/top_beta')),
+    'lenient',
+  ],
 )
 @pytest.mark.parametrize(
   'name',
@@ -359,10 +362,10 @@ def test_nan_in_the_target_stops_the_row_there(name):
 )
 def test_nan_stops_the_rows_that_it_stops_in_plain_decoding(name, rule):
   """Not where it follows an EOS, or what would exceed a row's limit."""
-  rule = {
-    'top_beta': functools.partial(top_beta, beta=1),
-    'lenient': functools.partial(verification.greedy, lenience=1 - 1e-6),
-  }.get(rule, rule)
+  if rule == 'top_beta':
+    rule = lazy.attribute('tests.contrib.top_beta.contract_rows:STRICT')
+  elif rule == 'lenient':
+    rule = functools.partial(verification.greedy, lenience=1 - 1e-6)
   rng = np.random.default_rng(0)
   limits = [len(prefix) + rng.integers(0, 15) for prefix in PREFIXES * 4]
   bad = Params(_poison(TARGET_PARAMS, (slice(None), 3)))

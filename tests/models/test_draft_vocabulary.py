@@ -1,6 +1,5 @@
 """Draft models that draft few of the target's tokens."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import specdec_jax
 from specdec_jax import drafters
 from specdec_jax.base import Context, Grammar, Params
-from specdec_jax.contrib.beams import beam_drafting, speculative_beams
 from specdec_jax.models import families, products
 from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.sampling import keys, logits
@@ -214,31 +212,6 @@ def test_a_file_beside_the_weights_states_it(tmp_path, temperature):
       [done] = specdec_jax.generate(decoder, texts[:1], **regex)
       plain.append(done.tokens)
     assert plain[-1] == plain[-2]
-
-
-@pytest.mark.slow
-def test_beams_are_drafted_from_it(tmp_path):
-  target = tiny.write_model(tmp_path / 'target', seed=1)
-  draft = tiny.write_model(tmp_path / 'draft', seed=1)
-  write_ids(draft, json.dumps({'ids': [*range(3, 60)]}))
-
-  def search(**options):
-    decoder = specdec_jax.load(target, **options)
-    return jax.jit(
-      functools.partial(
-        speculative_beams.generate,
-        target=decoder.target,
-        drafter=beam_drafting.drafter(decoder, num_beams=2),
-        num_beams=2,
-        max_len=MAX_LEN,
-        eos_id=decoder.method.eos_id,
-      )
-    )(decoder.params, toy.prompt(ROWS, width=3))
-
-  plain = search(drafter='none')
-  found = search(draft_model=draft, gamma=3)
-  np.testing.assert_array_equal(found.tokens, plain.tokens)
-  assert np.sum(found.statistics.num_accepted) > 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from specdec_jax.decoding import refill
 from specdec_jax.models import families, kv_cache
 from tests import decoders, slow, toy, toy_gemma, toy_t5, toy_tree, trial
 from tests.cli import tiny
-from tests.infer import infer_runs
 from tests.models.test_used_cache import attend, drawn, placement
 
 V = 12
@@ -201,23 +200,6 @@ def test_every_door_has_the_option(folder, capfd):
   )
   assert (result.status, result.err) == (0, '')
   assert result.records()[0]['text'] == texts[0][0]
-
-
-def test_a_dry_run_counts_the_bytes(capfd, tmp_path):
-  """By gin: of 8 features in float32, 32 bytes, 8 and a scale's 4 are left."""
-  pytest.importorskip('gin')
-  task, model = tmp_path / 'task.jsonl', tmp_path / 'model'
-  infer_runs.write_task(task, 9)
-  model.mkdir()
-  infer_runs.write_model(model)
-  rows = {}
-  for bound in (None, 'int8'):
-    out = tmp_path / f'{bound}'
-    argv = infer_runs.argv(model, task, out, CACHE_DTYPE=repr(bound))
-    result = tiny.run(capfd, *argv, '--dry_run')
-    assert result.status == 0, result.err
-    rows[bound] = infer_runs.dry_run_rows(result.out)['caches and state']
-  assert rows['int8'][1] < 0.5 * rows[None][1]
 
 
 def test_what_cannot_be_is_refused(tmp_path):

@@ -1,0 +1,19 @@
+"""For tests of the core that also concern an extra, which can be deleted."""
+
+import pytest
+
+from specdec_jax import lazy
+
+
+def needs(extra: str) -> pytest.MarkDecorator:
+  """Skips a test, or a row of one, where an extra is deleted.
+
+  What is about an extra alone is among the extra's own tests.
+
+  Args:
+    extra: its folder, such as `contrib/ngram`.
+  """
+  module = f'specdec_jax.{extra.replace("/", ".")}'
+  return pytest.mark.skipif(
+    not lazy.is_installed(module), reason=f'needs the extra {extra}'
+  )
