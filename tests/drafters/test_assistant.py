@@ -174,7 +174,8 @@ def check(rule, *, is_clustered: bool, chain_of=drafters.assistant):
 
 
 @pytest.mark.proof
-@slow.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
   ('rule', 'is_clustered'),
   [
     (rule, is_clustered)
@@ -184,7 +185,6 @@ def check(rule, *, is_clustered: bool, chain_of=drafters.assistant):
     )
     for is_clustered in (False, True)
   ],
-  now=[(verification.block_verification, True)],
 )
 def test_sampling_is_lossless(rule, is_clustered):
   result = check(rule, is_clustered=is_clustered)
