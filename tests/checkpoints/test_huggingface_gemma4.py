@@ -88,7 +88,7 @@ def test_what_transformers_wrote_is_written_again(tmp_path, name):
     np.testing.assert_array_equal(tensor, theirs[key])
 
 
-def test_the_text_of_a_model_that_sees_and_hears(tmp_path):
+def test_the_text_of_a_model_that_sees_and_hears(tmp_path, caplog):
   config = CONFIGS['gemma4_text, E2B']
   params = params_of(config)
   huggingface.save(tmp_path, config, params)
@@ -120,6 +120,8 @@ def test_the_text_of_a_model_that_sees_and_hears(tmp_path):
   )  # fmt: skip
   assert huggingface.read_config(tmp_path) == config
   assert_trees_equal(huggingface.read_params(tmp_path, config), params)
+  [record] = caplog.records
+  assert '4 tensors for images or sound are left unread' in record.message
 
 
 @pytest.mark.parametrize('name', ['tiny_gemma4', 'tiny_gemma4_assistant'])

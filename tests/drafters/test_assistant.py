@@ -1,5 +1,6 @@
 """Assistants of Gemma 4: drafters that read the target's own cache."""
 
+import dataclasses
 import functools
 import pathlib
 
@@ -11,9 +12,12 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.checkpoints import huggingface
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.models.drafting.draft_vocabulary import NEVER
 from specdec_jax.sampling import logits
+from specdec_jax.sharding import mesh as mesh_lib
 from tests import (
   decoders,
   slow,
@@ -226,3 +230,53 @@ def test_a_target_of_another_family_is_refused():
   sizes = toy_assistant.config(TARGET)
   with pytest.raises(ValueError, match='Gemma 4'):
     families.bind(toy.llama_config(V), sizes, width=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'make', [toy_gemma.gemma_4, toy_gemma.gemma_4_e2b, toy_gemma.gemma_4_moe]
+)
+def test_devices_share_target_and_assistant(make):
+  """Eight: rows over two, and heads, widths and vocabulary over four."""
+  sizes = {'num_heads': 8, 'num_kv_heads': 4, 'full_num_kv_heads': 4}
+  config = make(16, mlp_dim=16, **sizes)
+  if config.num_experts:
+    config = dataclasses.replace(config, expert_dim=8)
+  own = toy_assistant.config(config)
+  target, model = toy_assistant.networks(config, own, gamma=GAMMA)
+  weights = toy_gemma.params(config, seed=1), toy_assistant.params(own, seed=2)
+  drafter = drafters.autoregressive(
+    drafters.assistant(model),
+    is_argmax=True,
+    gamma=GAMMA,
+    logits_to_probs=decoders.GREEDY,
+  )
+
+  def decode(target_params, own_params):
+    joined = toy_assistant.joined(target_params, own_params)
+    output = jax.jit(
+      functools.partial(
+        speculative.generate,
+        method=Method(
+          target=target,
+          drafter=drafter,
+          logits_to_probs=decoders.GREEDY,
+          eos_id=-1,
+        ),
+        max_len=30,
+      )
+    )(
+      Params(target_params, joined),
+      jax.random.key(0),
+      toy.prompt([[1, 2, 3], [4], [5, 6, 7, 8, 9], [2, 2]]),
+    )
+    return decoders.rows(output)
+
+  expected = decode(*weights)
+  mesh = mesh_lib.make(num_partitions=4)
+  with jax.set_mesh(mesh):
+    placed = [
+      jax.device_put(params, mesh_lib.parameter_shardings(mesh, params))
+      for params in weights
+    ]
+    assert decode(*placed) == expected

@@ -4,6 +4,7 @@ Keys and defaults are those of transformers 4 and 5.
 """
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import TypeVar
 
@@ -214,9 +215,27 @@ def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   embeddings = branch + _EMBEDDINGS.removeprefix('model.')
   kept = safetensors_folder.without_copy(folder, tensors, logits, of=embeddings)
   if branch != 'model.':
-    is_seen = lambda name: name.removeprefix('model.').startswith(_VISION)
-    kept = {k: v for k, v in kept.items() if not is_seen(k)}
+    kept = without_senses(folder, kept, _VISION)
   return kept, wanted
+
+
+def without_senses(
+  folder: Path, tensors: Tensors, prefixes: tuple[str, ...]
+) -> Tensors:
+  """Drops the tensors of what a model sees and hears, which begin with
+  `prefixes`, perhaps after `model.`; logs a line if there are any."""
+  kept = {
+    name: file
+    for name, file in tensors.items()
+    if not name.removeprefix('model.').startswith(prefixes)
+  }
+  num_unread = len(tensors) - len(kept)
+  if num_unread:
+    logging.getLogger('specdec_jax').warning(
+      f'{folder}: {num_unread} tensors for images or sound are left unread; '
+      'the model takes text alone'
+    )
+  return kept
 
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:

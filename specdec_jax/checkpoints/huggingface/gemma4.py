@@ -235,11 +235,8 @@ def needed(folder: Path, config: Gemma4Config, tensors: Tensors) -> Needed:
   )
   shared_layers = range(config.num_cached_layers, config.num_layers)
   keys = tuple(map(in_branch, tensors_of_keys(shared_layers)))
-  is_unread = lambda name: (
-    name.startswith(keys)
-    or name.removeprefix('model.').startswith(_OTHER_SENSES)
-  )
-  return {k: v for k, v in kept.items() if not is_unread(k)}, wanted
+  kept = {k: v for k, v in kept.items() if not k.startswith(keys)}
+  return gemma.without_senses(folder, kept, _OTHER_SENSES), wanted
 
 
 def tensors_of_keys(numbers: Iterable[int]) -> tuple[str, ...]:
