@@ -24,11 +24,11 @@ from experiments import common, report
 from experiments.accelerator import cache
 from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import packing, running
+from specdec_jax.assembly import packing, running, usual
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import (
+  DRAFTERS,
   DrafterChoice,
-  DraftModel,
   PromptLookup,
   Quantized,
 )
@@ -53,6 +53,8 @@ PAIRS = (
   'smollm2-135m',
   'random:llama_3_1_8b/4bits',
   'random:llama_3_1_8b@int8',
+  'random:gemma4_e4b/random:gemma4_e4b_assistant',
+  'random:gemma4_26b_a4b/random:gemma4_26b_a4b_assistant',
 )
 # Positions of the target calls that are timed.
 WIDTHS = (1, 2, 4, 8, 16)
@@ -132,7 +134,8 @@ def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
   if found := re.fullmatch(r'(\d)bits', draft):
     drafter = Quantized(bits=int(found[1]), gamma=gamma)
   elif draft:
-    drafter = DraftModel(model=model(checkpoint=draft), gamma=gamma)
+    choice = DRAFTERS[usual.drafter(draft)]
+    drafter = choice(model=model(checkpoint=draft), gamma=gamma)
   decoder = decoder_lib.build(
     model(checkpoint=target, weights=weights or None), drafter=drafter
   )

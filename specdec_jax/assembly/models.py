@@ -20,7 +20,7 @@ from specdec_jax.text import vocabularies
 
 # Before names of sizes: models with random weights, to time shapes whose
 # checkpoints are not at hand. Their text is noise.
-_RANDOM = 'random:'
+RANDOM = 'random:'
 # Runs while the weights of a model are read.
 Waiting = Callable[[str], contextlib.AbstractContextManager]
 
@@ -70,7 +70,7 @@ class Model:
 
   @property
   def is_random(self) -> bool:
-    return self.checkpoint.startswith(_RANDOM)
+    return self.checkpoint.startswith(RANDOM)
 
 
 def read_config(model: Model) -> Config:
@@ -93,7 +93,7 @@ def read_config(model: Model) -> Config:
 def _sizes(model: Model) -> Config:
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
-    name = model.checkpoint.removeprefix(_RANDOM)
+    name = model.checkpoint.removeprefix(RANDOM)
     return presets.preset(name, dtype=dtype)
   # `sizes` can be a config itself, as for T5X's draft model, which has no name.
   if not isinstance(model.sizes, str | None):
@@ -108,7 +108,10 @@ def read_drafter_config(model: Model, kind: str) -> Any:
   """Reads a network's sizes; ValueError if it is no drafter of `kind`."""
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
-  if isinstance(model.sizes, str):
+  if model.is_random:
+    name = model.checkpoint.removeprefix(RANDOM)
+    config = presets.drafter(name, dtype=dtype)
+  elif isinstance(model.sizes, str):
     config = presets.drafter(model.sizes, dtype=dtype)
   elif model.sizes is not None:
     config = cast(DrafterConfig, model.sizes)
@@ -230,11 +233,13 @@ def _draw_params(config: Config | DrafterConfig) -> dict:
   leaves, structure = jax.tree.flatten(families.param_shapes(config))
 
   def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    if jnp.issubdtype(leaf.dtype, jnp.integer):  # Ids of tokens.
+      return jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
     if len(leaf.shape) == 1:  # Scales of norms.
       return jnp.ones(leaf.shape, leaf.dtype)
-    # Kernels are [in, out]: scaled by 1 / sqrt(in), outputs are as large as
-    # inputs.
-    scale = jnp.asarray(leaf.shape[0] ** -0.5, leaf.dtype)
+    # Kernels are [in, out], those of experts one after the other: scaled by
+    # 1 / sqrt(in), outputs are as large as inputs.
+    scale = jnp.asarray(leaf.shape[-2] ** -0.5, leaf.dtype)
     return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
 
   @jax.jit

@@ -3,10 +3,11 @@
 import contextlib
 from collections.abc import Mapping
 
+from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.checkpoints import formats, loading, pretrained
-from specdec_jax.models import families
+from specdec_jax.models import families, presets
 
 
 def drafter(checkpoint: str | None, sizes: str | None = None) -> str:
@@ -15,7 +16,12 @@ def drafter(checkpoint: str | None, sizes: str | None = None) -> str:
   if not checkpoint:
     return 'prompt_lookup'
   kind = None
-  if sizes is None:
+  if checkpoint.startswith(models.RANDOM):
+    # The sizes of a whole model are among the others.
+    with contextlib.suppress(ValueError):
+      config = presets.drafter(checkpoint.removeprefix(models.RANDOM))
+      kind = families.drafts_for(config)
+  elif sizes is None:
     with contextlib.suppress(ValueError):
       found = formats.read_config(loading.locate(checkpoint))
       kind = families.drafts_for(found)

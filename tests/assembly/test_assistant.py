@@ -13,6 +13,7 @@ pytest.importorskip('jinja2')
 import specdec_jax
 from specdec_jax.assembly import drafters
 from specdec_jax.checkpoints import huggingface
+from specdec_jax.models import presets
 from tests import slow, toy_assistant, toy_gemma
 from tests.cli import tiny
 
@@ -106,3 +107,14 @@ def test_an_assistant_is_no_model_and_no_eagle(folders):
     specdec_jax.load(own)
   with pytest.raises(ValueError, match='is for drafter assistant, not eagle'):
     specdec_jax.load(target, drafter='eagle', draft_model=own, gamma=1)
+
+
+def test_random_weights_will_do_to_time_shapes(monkeypatch):
+  config = toy_gemma.gemma_4_moe(V, max_positions=128)
+  own = toy_assistant.config(config, num_clusters=8, num_chosen_clusters=3)
+  monkeypatch.setitem(presets.PRESETS, 'tiny', config)
+  monkeypatch.setitem(presets.ASSISTANTS, 'tiny_assistant', own)
+  load = functools.partial(specdec_jax.load, 'random:tiny')
+  decoder = load(draft_model='random:tiny_assistant', gamma=2)
+  assert isinstance(decoder.choice, drafters.Assistant)
+  assert generate(decoder) == generate(load(drafter='none'))

@@ -49,7 +49,7 @@ def make(
   of the module `drafters`. ValueError if network and target do not fit."""
   config = models.read_drafter_config(choice.model, name)
   target.check_num_logits(config.vocab_size)
-  if target.vocabulary is not None:
+  if target.vocabulary is not None and not choice.model.is_random:
     # A folder of such a network need not have the target's vocabulary.
     path = loading.locate(choice.model.checkpoint)
     if vocabulary_files.is_in(path):
