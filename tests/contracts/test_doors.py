@@ -40,7 +40,15 @@ from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
-from tests import slow, toy, toy_block, toy_eagle, toy_t5
+from tests import (
+  slow,
+  toy,
+  toy_assistant,
+  toy_block,
+  toy_eagle,
+  toy_gemma,
+  toy_t5,
+)
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import tiny
 from tests.infer import infer_runs
@@ -64,6 +72,7 @@ DRAFTER_OPTIONS = {
   'model': {'gamma': 3},
   'quantized': {'gamma': 3, 'bits': 4, 'layers': 1},
   'eagle': {'gamma': 3, 'lookup': True},
+  'assistant': {'gamma': 3},
   'spec_drafter': {'gamma': 3},
   'block_heads': {'gamma': 2},
   'none': {},
@@ -75,6 +84,7 @@ TREE_OPTIONS = {
   'model': {'gamma': 3, 'tree': (0, 0, 0, 1, 1, 4)},
   'quantized': {'gamma': 2, 'tree': 4},
   'eagle': {'gamma': 2, 'tree': 5},
+  'assistant': {'gamma': 2, 'tree': 5},
 }
 # Rules for trees alone.
 TREE_RULES = 'traversal', 'target_sample_walk'
@@ -157,7 +167,7 @@ def case_of_drafter(name: str, table=None, **changes) -> Case:
 
 def target_of(drafter: str) -> str:
   """The folder of a target for which there is such a drafter."""
-  return 'llama' if drafter == 'eagle' else 'target'
+  return {'eagle': 'llama', 'assistant': 'gemma'}.get(drafter, 'target')
 
 
 def case_of_rule(name: str, options, temperature: float) -> Case:
@@ -183,18 +193,23 @@ def folder(tmp_path_factory) -> pathlib.Path:
   llama = toy.llama_config(128, max_positions=80)
   of_llama = toy.llama_params(llama, seed=0)
   eagle = toy_eagle.config(llama)
+  gemma = toy_gemma.gemma_4_e2b(128, max_positions=80)
+  assistant = toy_assistant.config(gemma)
   for name, sizes, weights in (
     ('target', config, params),
     ('llama', llama, of_llama),
     ('eagle', eagle, toy_eagle.params(eagle, seed=1)),
+    ('gemma', gemma, toy_gemma.params(gemma, seed=0)),
+    ('assistant', assistant, toy_assistant.params(assistant, seed=2)),
     ('model', other, weak),
     ('spec_drafter', block, toy_block.params(block, seed=0)),
     ('block_heads', heads, random_params(heads)),
   ):
     # Published drafters of this kind are in Hugging Face's folders.
-    package = huggingface if name == 'eagle' else safetensors_model
+    in_its_folder = name in ('eagle', 'assistant')
+    package = huggingface if in_its_folder else safetensors_model
     package.save(folder / name, sizes, weights)
-  for name in ('target', 'model', 'llama'):
+  for name in ('target', 'model', 'llama', 'gemma'):
     path = folder / name / vocabulary_files.SENTENCEPIECE
     path.write_bytes((T5X / 'tiny_sp.model').read_bytes())
     path.with_name('tokenizer_config.json').write_text('{"extra_ids": 0}')

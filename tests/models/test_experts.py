@@ -65,7 +65,7 @@ def test_groups_of_one_expert_may_be_many():
   )
 
 
-@pytest.mark.parametrize('num_tokens', [3, 100])
+@pytest.mark.parametrize('num_tokens', [3, 200])
 def test_an_expert_that_overflows_spoils_those_alone_that_chose_it(num_tokens):
   layer, params = make(4)
   x, ids, weights = routed(num_tokens, 4, 1, seed=3)
@@ -119,7 +119,7 @@ def test_weights_are_those_of_the_softmax():
 
 
 @pytest.mark.parametrize('bits', [None, Bits(8), Bits(4, 2)])
-@pytest.mark.parametrize('num_tokens', [3, 200])
+@pytest.mark.parametrize('num_tokens', [3, 300])
 def test_devices_split_the_width_of_each_expert(num_tokens, bits):
   """Eight devices: rows over two, and each expert over four."""
   layer, params = make(4)
