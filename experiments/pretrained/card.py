@@ -21,6 +21,7 @@ _KINDS = {
   'block_decoder': 'Spec-Drafter',
   'llama': 'Llama',
   'eagle': 'EAGLE-3 drafter',
+  'block_drafter': 'Block drafter',
 }
 _LABELS = {
   'bleu': 'BLEU (sacrebleu, international tokenisation)',
@@ -69,8 +70,10 @@ def render(card: dict[str, Any]) -> str:
   reads."""
   base_model, runs = None, card['training']
   laws: list[curve.Fits | None] = [None] * len(runs)
-  if card['network'] == 'eagle':
+  # Drafters that read a target's states are for it alone.
+  if card['network'] in ('eagle', 'block_drafter'):
     base_model = runs[-1]['settings']['TARGET']
+  if card['network'] == 'eagle':
     laws = [curve.of_stage(run) for run in runs]
   metadata = ModelCardData(
     model_name=card['name'],

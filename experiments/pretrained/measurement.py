@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import common, report
 from specdec_jax.assembly import lengths, models, usual
-from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
+from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import SpeculativeSampling
 from specdec_jax.base import (
@@ -47,12 +47,12 @@ class Draft:
   """A drafter.
 
   Attributes:
-    choice: a draft model or a Spec-Drafter.
+    choice: its config, with the name of its weights.
     params: its weights.
-    model: a draft model's functions, or None for a Spec-Drafter.
+    model: a draft model's functions; None for what only drafts.
   """
 
-  choice: DraftModel | SpecDrafter
+  choice: Any
   params: Any
   model: LanguageModel | None
 
@@ -155,21 +155,21 @@ def read(
 
 
 def read_draft(name: str, setting: Setting) -> Draft:
-  """Loads a draft model or a Spec-Drafter.
+  """Loads a draft model, or a network that only drafts.
 
   Raises:
     ValueError: if it does not fit the target.
   """
-  is_model = usual.drafter(name) == 'model'
-  kind = DraftModel if is_model else SpecDrafter
-  choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
+  drafter = usual.drafter(name)
+  choice: Any = DRAFTERS[drafter](model=Model(checkpoint=name, dtype=DTYPE))
   length = lengths.usual(choice.length)
   choice = dataclasses.replace(choice, gamma=lengths.fixed(length))
   config: Any = choice.make(
     common.target_info(setting.target, 0.0), length
   ).config
   params = models.read_params(choice.model, config)
-  model = None if kind is SpecDrafter else families.language_model(config)
+  is_model = drafter == 'model'
+  model = families.language_model(config) if is_model else None
   return Draft(choice=choice, params=params, model=model)
 
 
@@ -224,8 +224,8 @@ def _decode(
     each = {
       'tokens': found.num_tokens,
       'runs': found.num_target_runs,
-      'tested': found.num_tested.sum(1),
-      'accepted': found.num_accepted.sum(1),
+      'tested': found.num_tested,
+      'accepted': found.num_accepted,
     }
     counters.append({k: v[: len(batch.rows)] for k, v in each.items()})
   return Decoded(

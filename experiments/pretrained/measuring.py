@@ -92,9 +92,13 @@ def _decoding(
   pairs = zip(greedy.texts, found.texts, strict=True)
   different = sum(not np.array_equal(a, b) for a, b in pairs)
   counters = found.counters
+  # By row and position of a draft.
+  accepted, tested = counters['accepted'], counters['tested']
+  by_position = accepted.sum(0) / np.maximum(tested.sum(0), 1)
   return {
     'drafter': common.short(draft.name),
-    'accepted_per_tested': _ratio(counters['accepted'], counters['tested']),
+    'accepted_per_tested': _ratio(accepted.sum(1), tested.sum(1)),
+    'accepted_by_position': by_position.round(4).tolist(),
     'tokens_per_target_run': _ratio(counters['tokens'], counters['runs']),
     'rows': len(found.texts),
     'rows_that_differ_from_greedy': different,

@@ -138,15 +138,15 @@ def _check_vocabulary(source: Path) -> None:
 
 def _sizes(config: Any) -> dict[str, Any]:
   names = ('embed_dim', 'num_heads', 'mlp_dim')
-  # An EAGLE-3 drafter is one layer.
+  # A block drafter has layers of one kind, and an EAGLE-3 drafter one layer.
+  num_layers = getattr(config, 'num_layers', 1)
   sizes = {
     'num_encoder_layers': getattr(config, 'num_encoder_layers', 0),
-    'num_decoder_layers': getattr(config, 'num_decoder_layers', 1),
+    'num_decoder_layers': getattr(config, 'num_decoder_layers', num_layers),
     **{name: getattr(config, name) for name in names},
   }
-  own = ('vocab_size', 'draft_vocab_size')
-  is_eagle = families.drafts_for(config) == 'eagle'
-  return sizes | ({x: getattr(config, x) for x in own} if is_eagle else {})
+  own = ('vocab_size', 'draft_vocab_size', 'block_size', 'markov_rank')
+  return sizes | {x: getattr(config, x) for x in own if hasattr(config, x)}
 
 
 def _training(run: Path) -> dict[str, Any]:

@@ -16,11 +16,13 @@ from specdec_jax.models.products import Weights
 
 NAME = 'model.json'
 _DTYPES = ('float32', 'bfloat16', 'float16')
-# Counts of what a network may lack: a T5 its encoder, a Gemma 4 much.
+# Counts of what a network may lack: a T5 its encoder, a block drafter a head,
+# a Gemma 4 much.
 _MAY_BE_0 = frozenset((
   'num_encoder_layers', 'num_shared_layers', 'per_layer_dim',
   'per_layer_vocab_size', 'num_clusters', 'num_chosen_clusters',
   'num_experts', 'num_chosen_experts', 'expert_dim',
+  'markov_rank', 'cross_num_heads', 'cross_head_dim',
 ))  # fmt: skip
 
 
@@ -108,6 +110,8 @@ def _read_field(stated: Settings, name: str, kind: Any) -> Any:
   if kind is float:
     may_be_0 = name.endswith(('_rate', '_softcap'))
     return stated.number(name) if may_be_0 else stated.positive(name)
+  if kind is str:
+    return stated.text(name)
   least = 0 if name in _MAY_BE_0 else 1
   most = settings.MOST.get(name, settings.MAX_COUNT)
   return stated.count(name, least=least, most=most)

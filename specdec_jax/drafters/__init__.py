@@ -4,6 +4,7 @@ from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.assistant import AssistantModel, assistant
 from specdec_jax.drafters.autoregressive import autoregressive
+from specdec_jax.drafters.block import BlockNetwork, block
 from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
@@ -16,11 +17,13 @@ from specdec_jax.drafters.uniform import uniform
 __all__ = [
   'AssistantModel',
   'BlockModel',
+  'BlockNetwork',
   'EagleModel',
   'Pool',
   'adaptive',
   'assistant',
   'autoregressive',
+  'block',
   'branching',
   'continuations',
   'eagle',

@@ -15,9 +15,15 @@ import numpy as np
 from specdec_jax import lazy
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.models import llama, networks, t5
-from specdec_jax.models.drafting import assistant, block_decoder, eagle
+from specdec_jax.models.drafting import (
+  assistant,
+  block_decoder,
+  block_drafter,
+  eagle,
+)
 from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 from specdec_jax.models.drafting.draft_vocabulary import spread
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.family import Drafts, Family
@@ -34,7 +40,9 @@ from specdec_jax.models.t5 import T5Config
 # Sizes of a whole model, and of a network that only drafts. An extra may have
 # networks of its own that draft, so any dataclass of a row's `config` will do.
 Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig | Gemma4Config
-DrafterConfig = BlockDecoderConfig | EagleConfig | AssistantConfig | Any
+DrafterConfig = (
+  BlockDecoderConfig | BlockDrafterConfig | EagleConfig | AssistantConfig | Any
+)
 AnyConfig = Config | DrafterConfig
 
 
@@ -105,6 +113,14 @@ FAMILIES = (
     drafts=Drafts('assistant', assistant.bind),
     has_vocabulary=False,
     check_params=assistant.check_params,
+  ),
+  Family(
+    name='block_drafter',
+    config=BlockDrafterConfig,
+    init_params=block_drafter.init_params,
+    drafts=Drafts('block', block_drafter.bind),
+    has_vocabulary=False,
+    check_params=block_drafter.check_params,
   ),
   *lazy.installed('specdec_jax.contrib.block_heads.network:FAMILY'),
 )

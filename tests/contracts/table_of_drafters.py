@@ -6,6 +6,7 @@ none: before the first call of a target they draft nothing
 (tests/contrib/block_heads/test_blockwise_heads.py).
 """
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from tests import (
   toy,
   toy_assistant,
   toy_block,
+  toy_blocks,
   toy_eagle,
   toy_gemma,
 )
@@ -37,6 +39,7 @@ BLOCK_CONFIG = toy_block.config(
 LLAMA = toy.llama(VOCAB_SIZE, num_layers=1)
 TARGET_CONFIG = toy.llama_config(VOCAB_SIZE, num_layers=2)
 EAGLE_CONFIG = toy_eagle.config(TARGET_CONFIG)
+BLOCKS_CONFIG = toy_blocks.config(TARGET_CONFIG, block_size=4)
 
 
 def _autoregressive(model, *, is_argmax: bool = False, **sampling):
@@ -131,6 +134,31 @@ def _assistant_params() -> Params:
   target = toy_gemma.params(GEMMA, seed=4)
   own = toy_assistant.params(ASSISTANT, seed=5)
   return Params(target, toy_assistant.joined(target, own))
+
+
+_HEADS = {'markov_rank', 'markov_head'}
+
+
+def _blocks(make=drafters.autoregressive, **options):
+  """As `_eagle`; without `markov_rank`, slots do not depend on each other."""
+  to_probs = logits.standardize(top_k=3)
+  sizes = {name: options.pop(name) for name in _HEADS & options.keys()}
+  config = dataclasses.replace(BLOCKS_CONFIG, **sizes)
+
+  def made(gamma: int) -> Drafter:
+    target, network = toy_blocks.networks(TARGET_CONFIG, config, gamma=gamma)
+    chain = drafters.block(network)
+    drafter = make(chain, gamma=gamma, logits_to_probs=to_probs, **options)
+    return toy_eagle.looped(drafter, target)
+
+  return made
+
+
+def _blocks_params(**sizes) -> Params:
+  config = dataclasses.replace(BLOCKS_CONFIG, **sizes)
+  target = toy.llama_params(TARGET_CONFIG, seed=4)
+  own = toy_blocks.params(config, seed=5)
+  return Params(target, toy_blocks.joined(TARGET_CONFIG, config, target, own))
 
 
 _quantized = functools.partial(Quantized, bits=4, layers=1)
@@ -248,6 +276,23 @@ ROWS = {
     _assistant_params,
     has_constant_length=False,
   ),
+  'block': Row(_blocks(), _blocks_params),
+  'block, rnn': Row(
+    _blocks(markov_head='rnn'),
+    functools.partial(_blocks_params, markov_head='rnn'),
+  ),
+  'block, independent': Row(
+    _blocks(markov_rank=0), functools.partial(_blocks_params, markov_rank=0)
+  ),
+  'block, branching': Row(_blocks(_branching), _blocks_params, is_tree=True),
+  'block, greedy': Row(
+    _blocks(is_argmax=True), _blocks_params, is_one_hot=True
+  ),
+  'block, adaptive': Row(
+    _blocks(drafters.adaptive, min_prob=0.4),
+    _blocks_params,
+    has_constant_length=False,
+  ),
   'adaptive, threshold': Row(
     _adaptive(min_prob=0.4), _toy_params, has_constant_length=False
   ),
@@ -287,6 +332,7 @@ NOW = [
   'branching',
   'eagle',
   'assistant',
+  'block',
 ]
 for rows, now in lazy.installed('tests.contrib.ngram.contract_rows:DRAFTERS'):
   ROWS |= rows

@@ -45,6 +45,7 @@ from tests import (
   toy,
   toy_assistant,
   toy_block,
+  toy_blocks,
   toy_eagle,
   toy_gemma,
   toy_t5,
@@ -73,6 +74,7 @@ DRAFTER_OPTIONS = {
   'quantized': {'gamma': 3, 'bits': 4, 'layers': 1},
   'eagle': {'gamma': 3, 'lookup': True},
   'assistant': {'gamma': 3},
+  'block': {'gamma': 3},
   'spec_drafter': {'gamma': 3},
   'block_heads': {'gamma': 2},
   'none': {},
@@ -85,6 +87,7 @@ TREE_OPTIONS = {
   'quantized': {'gamma': 2, 'tree': 4},
   'eagle': {'gamma': 2, 'tree': 5},
   'assistant': {'gamma': 2, 'tree': 5},
+  'block': {'gamma': 2, 'tree': 5},
 }
 # Rules for trees alone.
 TREE_RULES = 'traversal', 'target_sample_walk'
@@ -195,6 +198,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
   eagle = toy_eagle.config(llama)
   gemma = toy_gemma.gemma_4_e2b(128, max_positions=80)
   assistant = toy_assistant.config(gemma)
+  blocks = toy_blocks.config(config)
   for name, sizes, weights in (
     ('target', config, params),
     ('llama', llama, of_llama),
@@ -204,6 +208,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
     ('model', other, weak),
     ('spec_drafter', block, toy_block.params(block, seed=0)),
     ('block_heads', heads, random_params(heads)),
+    ('block', blocks, toy_blocks.params(blocks, seed=1)),
   ):
     # Published drafters of this kind are in Hugging Face's folders.
     in_its_folder = name in ('eagle', 'assistant')

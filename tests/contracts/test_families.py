@@ -19,6 +19,7 @@ from specdec_jax import lazy
 from specdec_jax.base import Array, Prompt
 from specdec_jax.checkpoints import loading, model_file, safetensors_model
 from specdec_jax.models import families, presets
+from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
@@ -55,6 +56,23 @@ CONFIGS = {
     has_embedding=True,
   ),
   'assistant': toy_assistant.clustered(toy_gemma.gemma_4(6)),
+  'block_drafter': BlockDrafterConfig(
+    vocab_size=7,
+    draft_vocab_size=5,
+    embed_dim=8,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    mlp_dim=4,
+    block_size=3,
+    feature_layers=(1, 3),
+    cross_layers=(0, 2),
+    cross_num_heads=2,
+    cross_head_dim=4,
+    markov_rank=3,
+    markov_head='gated',
+  ),
 }
 # Networks of extras, which only draft.
 OF_EXTRAS = {}
@@ -214,6 +232,7 @@ def test_layers_are_told_stack_by_stack():
     'block_decoder': (3, 2),
     'eagle': (),
     'assistant': (),
+    'block_drafter': (),
   } | dict.fromkeys(OF_EXTRAS, ())
   found = {name: families.num_layers(c) for name, c in CONFIGS.items()}
   assert found == expected

@@ -21,6 +21,7 @@ from tests import (
   slow,
   toy,
   toy_assistant,
+  toy_blocks,
   toy_eagle,
   toy_gemma,
   toy_t5,
@@ -72,6 +73,8 @@ ASSISTANT = toy_assistant.config(GEMMA)
 ASSISTANT_TARGET, ASSISTANT_NETWORK = toy_assistant.networks(
   GEMMA, ASSISTANT, gamma=GAMMA
 )
+BLOCKS = toy_blocks.config(CONFIG, num_layers=3, **SIZES)
+BLOCKS_TARGET, BLOCKS_NETWORK = toy_blocks.networks(CONFIG, BLOCKS, gamma=GAMMA)
 
 
 def tree_drafter(*, may_abstain: bool):
@@ -103,6 +106,9 @@ DRAFTERS = {
   'tree that abstains': tree_drafter(may_abstain=True),
   'eagle': drafters.autoregressive(
     drafters.eagle(NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
+  ),
+  'block': drafters.autoregressive(
+    drafters.block(BLOCKS_NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
   ),
   'lookup, then eagle': drafters.adaptive(
     drafters.eagle(NETWORK),
@@ -147,7 +153,11 @@ def with_target(name: str):
   config = config if config.vocab_size == V else CONFIG
   target = families.language_model(config)
   params = families.param_shapes(config)
-  if drafter.reads_target_cache:
+  if name == 'block':
+    target = BLOCKS_TARGET
+    bound = families.bind(CONFIG, BLOCKS, width=GAMMA + 1)
+    own = bound.join(params, families.param_shapes(BLOCKS))
+  elif drafter.reads_target_cache:
     target = EAGLE_TARGET
     own = toy_eagle.joined(params, families.param_shapes(EAGLE))
   return {'target': target, 'drafter': drafter}, Params(params, own)

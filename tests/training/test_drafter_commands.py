@@ -1,4 +1,5 @@
-"""`specdec train` of Spec-Drafters and of heads, and what it leaves."""
+"""`specdec train` of Spec-Drafters, block drafters and heads, and what it
+leaves."""
 
 import dataclasses
 import json
@@ -13,6 +14,7 @@ from specdec_jax.checkpoints import loading, orbax
 from specdec_jax.cli import main as cli
 from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 from tests import toy_t5
 from tests.training import tiny_runs
 
@@ -109,6 +111,42 @@ def test_heads_are_trained_and_nothing_else_is_kept(folder):
     'wi': (3, 32, 8),
     'wo': (3, 8, 32),
   }
+
+
+@pytest.mark.slow
+def test_a_block_drafter_run_that_was_stopped_goes_on(folder, capsys):
+  """Bit by bit, and the network that it leaves drafts for its target."""
+  gin_file = ROOT / 'experiments/block/gin/train_block.gin'
+  bindings = [
+    '--gin.NUM_LAYERS=1',
+    '--gin.BLOCK_SIZE=3',
+    '--gin.DRAFT_VOCAB_SIZE=12',
+    '--gin.MARKOV_RANK=4',
+    '--gin.NUM_ANCHORS=4',
+    "--gin.WEIGHTS='dpace'",
+    '--gin.BATCH_TOKENS=64',
+    '--gin.LENGTHS=(8,)',
+    "--gin.DTYPE='float32'",
+    '--gin.EVAL_PERIOD=4',
+    '--gin.CHECKPOINT_PERIOD=2',
+    # The rate depends on where a run ends.
+    '--gin.optimizers.learning_rate.steps_per_cycle=4',
+  ]
+  assert (
+    train(folder, gin_file, 'blocks', '--gin.TRAIN_STEPS=4', *bindings) == 0
+  )
+  assert '12 of 16 tokens can be drafted' in capsys.readouterr().out
+  for steps in (2, 4):
+    end = f'--gin.TRAIN_STEPS={steps}'
+    assert train(folder, gin_file, 'halves', end, *bindings) == 0
+  config, params = loading.read(folder / 'blocks' / 'model')
+  assert isinstance(config, BlockDrafterConfig)
+  assert (config.feature_layers, config.cross_layers) == ((1,), (0,))
+  _, again = loading.read(folder / 'halves' / 'model')
+  jax.tree.map(np.testing.assert_array_equal, params, again)
+  line = losses_of(folder, 'blocks')[-1]
+  assert line['validation_tokens'] >= 1
+  assert 0 < line['validation_alpha_1'] < 1
 
 
 def test_a_drafter_is_no_model(folder, capsys):

@@ -32,6 +32,7 @@ DRAFTERS: LazyTable[type[DrafterChoice]] = LazyTable(
     'quantized': f'{_HERE}.quantized:Quantized',
     'eagle': f'{_HERE}.eagle:Eagle',
     'assistant': f'{_HERE}.assistant:Assistant',
+    'block': f'{_HERE}.block:Block',
     'spec_drafter': f'{_HERE}.spec_drafter:SpecDrafter',
     'block_heads': f'{_CONTRIB}.block_heads.choice:BlockHeads',
     'grammar': f'{_HERE}.grammar:GrammarDrafter',

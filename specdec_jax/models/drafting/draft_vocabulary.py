@@ -69,3 +69,22 @@ def num_logits(module: nn.Module, vocab_size: int) -> int:
   if not module.has_variable('params', LOGITS):
     return vocab_size
   return int(module.get_variable('params', LOGITS)['kernel'].shape[-1])
+
+
+def check_target_ids(target_ids: Array | np.ndarray, vocab_size: int) -> None:
+  """Raises ValueError unless `target_ids`, int32 `[V_draft]`, are distinct
+  tokens of a target with `vocab_size`."""
+  # numpy's: values are compared on the host, once, when a file is read.
+  ids = np.asarray(target_ids)
+  if ids.min() < 0 or ids.max() >= vocab_size:
+    raise ValueError(
+      f'target_ids are from {ids.min()} to {ids.max()}: they should be ids of '
+      f'the target, 0 to {vocab_size - 1}'
+    )
+  # [3, 5, 3] has 3 twice: two logits for one token.
+  values, counts = np.unique(ids, return_counts=True)
+  if counts.max() > 1:
+    raise ValueError(
+      f'target_ids have token {values[counts.argmax()]} {counts.max()} times: '
+      'name each once'
+    )

@@ -13,13 +13,15 @@ import itertools
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
 from specdec_jax.drafters.eagle import EagleModel
 from specdec_jax.models import attention, kv_cache, quantized, taps
-from specdec_jax.models.drafting.draft_vocabulary import spread
+from specdec_jax.models.drafting.draft_vocabulary import (
+  check_target_ids,
+  spread,
+)
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
   Dense,
@@ -267,20 +269,7 @@ def init_params(config: EagleConfig, rng_key: Array) -> Weights:
 
 def check_params(config: EagleConfig, params: Weights) -> None:
   """Raises ValueError unless `target_ids` are distinct tokens of the target."""
-  # numpy's: values are compared on the host, once, when a file is read.
-  ids = np.asarray(params['target_ids'])
-  if ids.min() < 0 or ids.max() >= config.vocab_size:
-    raise ValueError(
-      f'target_ids are from {ids.min()} to {ids.max()}: they should be ids of '
-      f'the target, 0 to {config.vocab_size - 1}'
-    )
-  # [3, 5, 3] has 3 twice: two logits for one token.
-  values, counts = np.unique(ids, return_counts=True)
-  if counts.max() > 1:
-    raise ValueError(
-      f'target_ids have token {values[counts.argmax()]} {counts.max()} times: '
-      'name each once'
-    )
+  check_target_ids(params['target_ids'], config.vocab_size)
 
 
 def bind(target: Network, config: EagleConfig, *, width: int) -> Bound:

@@ -1,0 +1,48 @@
+"""A block drafter on the target's features, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths, models
+from specdec_jax.assembly.drafters import on_target
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.drafters.block import check_depth
+from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block(on_target.OnTarget):
+  """A block in one pass over the target's features, by a network that was
+  trained for the target; see `drafters.block`.
+
+  With `lookup`, text that the context has already is copied from it, as
+  `PromptLookup` does.
+  """
+
+  @property
+  def length(self) -> lengths.Length:
+    """Reads the size of a block from the folder, where gamma does not say."""
+    length = super().length
+    if isinstance(self.gamma, int):
+      return length
+    size = self._config().block_size
+    # All slots, about a half and a quarter: of 7 slots 1, 3 and 7.
+    tried = {(size + 1) // part - 1 for part in (1, 2, 4)}
+    return lengths.of(
+      gamma=self.gamma,
+      usual=size,
+      tree=self.tree,
+      schedule=self.schedule,
+      min_prob=self.min_prob,
+      tried=sorted(tried - {0, -1}),
+    )
+
+  def _config(self) -> BlockDrafterConfig:
+    config: BlockDrafterConfig = models.read_drafter_config(self.model, 'block')
+    return config
+
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
+    check_depth(lengths.depth(length), self._config().block_size)
+    return on_target.make(
+      self, target, length, name='block', chain_of=drafters.block
+    )
