@@ -67,7 +67,8 @@ class Processors:
       the ids before it. Short ones start with -1; all -1 is no sequence.
     biases: float32 `[B, K]`, finite or -infinity.
     until: int32 `[B, K]`: a bias applies to texts of fewer new tokens.
-    forced: int32 `[B, F]`, ids chosen whatever the logits are.
+    forced: int32 `[B, F]`, ids chosen whatever the logits are; -2 rules out
+      all ids at its position, where one is forced and suppressed.
     forced_at: int32 `[B, F]`, their positions, counted from the prompt's start.
   """
 

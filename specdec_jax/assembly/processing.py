@@ -17,6 +17,9 @@ from specdec_jax.sampling import processors
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _MOST = 2**31 - 1
+# Stand for numbers of tokens that depend on a prompt: of `_Bias.until` and of
+# `_Forced.length`.
+_BEGIN, _END = 0, -1
 # Of float32: what is larger would be infinite.
 _LARGEST = float(np.finfo(np.float32).max)
 Packer = Callable[[Sequence[int], base.Prompt], base.Prompt]
@@ -159,22 +162,84 @@ _COLUMNS = {
 
 
 class _Bias(NamedTuple):
-  """A bias of the last id of a sequence, in texts of fewer than `until` new
-  tokens or, if it is negative, of fewer than `-until` with the prompt's."""
+  """A bias of the last id of a sequence.
+
+  Attributes:
+    sequence: its ids.
+    value: what is added.
+    until: the bias applies to texts of fewer new tokens than this; a negative
+      number is one of all tokens, the prompt's included. With `_BEGIN` it
+      applies until the first token that is not forced by
+      `forced_bos_token_id`.
+  """
 
   sequence: tuple[int, ...]
   value: float = -math.inf
   until: int = _MOST
 
 
+class _Forced(NamedTuple):
+  """An id that is forced.
+
+  Attributes:
+    token: the id.
+    length: that of the text before it, with the prompt; `_END` is one less than
+      the longest text.
+    rank: the processor's place in their order; later ones replace what others
+      force after the same text.
+    is_suppressed: whether `suppress_tokens` has it.
+    is_suppressed_first: whether `begin_suppress_tokens` has it.
+  """
+
+  token: int
+  length: int
+  rank: int
+  is_suppressed: bool = False
+  is_suppressed_first: bool = False
+
+
+class _Table(NamedTuple):
+  """Arrays with a row for each sampling, of which the last changes nothing.
+
+  Attributes:
+    rows: what does not depend on a prompt; `until` is as in `_Bias`, and
+      `forced_at` as the length in `_Forced`.
+    ranks: int32 `[N, F]`, and what follows bool `[N, F]`: see `_Forced`.
+    is_suppressed: likewise.
+    is_suppressed_first: likewise.
+    has_forced_bos: bool `[N]`, whether `forced_bos_token_id` is set.
+  """
+
+  rows: base.Processors
+  ranks: np.ndarray
+  is_suppressed: np.ndarray
+  is_suppressed_first: np.ndarray
+  has_forced_bos: np.ndarray
+
+
 def check(sampling: Processing) -> None:
-  """Raises ValueError for a value that is out of range, or of another type."""
+  """Raises ValueError for a value that is out of range, or of another type, and
+  for ids that are forced and never allowed."""
   constraints.check(sampling)
   for name, field in options_of(Processing).items():
     is_valid, value = field.metadata.get('is_valid'), getattr(sampling, name)
     if value is not None and is_valid and not is_valid(value):
       expected = field.metadata['expected']
       raise ValueError(f'{name} should be {expected}, got {value!r}')
+  for name in ('forced_bos_token_id', 'forced_eos_token_id'):
+    forced = _ids(getattr(sampling, name))
+    if forced and set(forced) <= {*(sampling.suppress_tokens or ())}:
+      raise ValueError(
+        f'{name} forces {list(forced)}, which suppress_tokens rules out: take '
+        'them out of one of the two'
+      )
+
+
+def _ids(ids: int | Sequence[int] | None) -> Sequence[int]:
+  """Returns ids that are given as one, several or none as a sequence."""
+  if ids is None:
+    return ()
+  return (ids,) if isinstance(ids, int) else ids
 
 
 def packer(
@@ -196,56 +261,77 @@ def packer(
   is not of the model, none is left, or a grammar cannot be compiled, and
   ImportError without the package that compiles grammars.
   """
-  made = _table([*samplings, Processing()], eos_ids, vocab_size)
+  table = _table([*samplings, Processing()], eos_ids, vocab_size)
   automata = [constraints.compiled(each, vocabulary) for each in samplings]
 
   def pack(which: Sequence[int], prompt: base.Prompt) -> base.Prompt:
-    lengths, encoded = prompt.decoder_lengths, prompt.encoder_tokens
-    num_rows = lengths.shape[0]
+    num_rows = prompt.decoder_lengths.shape[0]
     grammar = constraints.of_rows(
       automata, which, num_rows, num_logits or vocab_size
     )
     prompt = dataclasses.replace(prompt, grammar=grammar)
-    if made is None:
+    if table is None:
       return prompt
     index = np.array([*which, *[-1] * (num_rows - len(which))])
-    rows = jax.tree.map(lambda values: values[index], made)
-    limits = prompt.max_lengths
-    assert limits is not None
-    starts = np.int32(rows.until < 0) * lengths[:, None]
-    ends = np.int32(rows.forced_at < 0) * limits[:, None]
-    if encoded is not None:  # Id 0 is padding.
-      nothing = np.int32(processors.NONE)
-      encoded = encoded + nothing * (encoded == 0).astype(np.int32)
-    # No text has room for a longer n-gram, and each id of one takes time.
-    fitting = lambda size: size * (size <= limits).astype(np.int32)
-    rows = dataclasses.replace(
-      rows,
-      ngram_size=fitting(rows.ngram_size),
-      encoder_ngram_size=fitting(rows.encoder_ngram_size),
-      encoder_tokens=encoded,
-      until=abs(rows.until) - starts,
-      forced_at=rows.forced_at + ends,
-    )
-    return dataclasses.replace(prompt, processors=rows)
+    of_rows = jax.tree.map(lambda values: values[index], table)
+    return dataclasses.replace(prompt, processors=_placed(of_rows, prompt))
 
   return pack
 
 
+def _placed(table: _Table, prompt: base.Prompt) -> base.Processors:
+  """Adds what depends on the prompts to the table of their rows."""
+  # Products stand for `where`: prompts are arrays of numpy or traced ones.
+  rows, lengths = table.rows, prompt.decoder_lengths
+  limits, encoded = prompt.max_lengths, prompt.encoder_tokens
+  assert limits is not None
+  # Behind a decoder's start alone `forced_bos_token_id` forces the first token,
+  # and `begin_suppress_tokens` is then about the second.
+  is_begun = table.has_forced_bos & (lengths == 1)
+  num_begun = np.int32(1) * is_begun
+  first = lengths + num_begun
+  starts = np.int32(rows.until < 0) * lengths[:, None]
+  begins = np.int32(rows.until == _BEGIN) * (1 + num_begun[:, None])
+  until = abs(rows.until) - starts + begins
+
+  forced_at = (
+    rows.forced_at + np.int32(rows.forced_at == _END) * limits[:, None]
+  )
+  # After one text, the last processor that forces an id counts.
+  is_same = forced_at[:, :, None] == forced_at[:, None, :]
+  is_later = table.ranks[:, None, :] > table.ranks[:, :, None]
+  is_replaced = (is_same & is_later).any(axis=2)
+  is_suppressed = table.is_suppressed | (
+    table.is_suppressed_first & (forced_at == first[:, None])
+  )
+  forced = rows.forced + (processors.NONE - rows.forced) * is_suppressed
+  forced_at = forced_at + (_MOST - forced_at) * is_replaced
+
+  if encoded is not None:  # Id 0 is padding.
+    nothing = np.int32(processors.NONE)
+    encoded = encoded + nothing * (encoded == 0).astype(np.int32)
+  # No text has room for a longer n-gram, and each id of one takes time.
+  fitting = lambda size: size * (size <= limits).astype(np.int32)
+  return dataclasses.replace(
+    rows,
+    ngram_size=fitting(rows.ngram_size),
+    encoder_ngram_size=fitting(rows.encoder_ngram_size),
+    encoder_tokens=encoded,
+    until=until,
+    forced=forced,
+    forced_at=forced_at,
+  )
+
+
 def _table(
   samplings: Sequence[Processing], eos_ids: Sequence[int], vocab_size: int
-) -> base.Processors | None:
-  """Makes arrays with a row for each sampling, of which the last changes
-  nothing; None if no sampling changes anything.
-
-  What depends on a prompt is added later: a token forced at the end has a
-  negative `forced_at`, -1 at the last place of the longest text, and `until` is
-  negative where it counts the prompt's tokens as well.
-  """
+) -> _Table | None:
+  """Makes a table of samplings, the last of which changes nothing; None if no
+  sampling changes anything."""
   biases = [list(_biases(each, eos_ids)) for each in samplings]
   forced = [list(_forced(each)) for each in samplings]
   for each, ids in zip(biases, forced, strict=True):
-    _check_ids(each, [token for token, _ in ids], vocab_size)
+    _check_ids(each, [one.token for one in ids], vocab_size)
   columns: dict[str, Any] = {}
   for column, (name, kind, neutral) in _COLUMNS.items():
     given = (getattr(each, name) for each in samplings)
@@ -264,49 +350,77 @@ def _table(
     encoder_tokens=None,
     sequences=arrays(np.int32(processors.ANY), num_biases, width),
     biases=arrays(np.float32(0), num_biases),
-    until=arrays(np.int32(0), num_biases),
+    until=arrays(np.int32(1), num_biases),
     forced=arrays(np.int32(0), num_forced),
     # Unused entries are forced at a place that no text reaches.
     forced_at=arrays(np.int32(_MOST), num_forced),
+  )
+  table = _Table(
+    rows=rows,
+    ranks=arrays(np.int32(0), num_forced),
+    is_suppressed=arrays(False, num_forced),
+    is_suppressed_first=arrays(False, num_forced),
+    has_forced_bos=np.array(
+      [each.forced_bos_token_id is not None for each in samplings]
+    ),
   )
   for row, own in enumerate(biases):
     for i, bias in enumerate(own):
       rows.sequences[row, i, width - len(bias.sequence) :] = bias.sequence
       rows.biases[row, i], rows.until[row, i] = bias.value, bias.until
-    for i, pair in enumerate(forced[row]):
-      rows.forced[row, i], rows.forced_at[row, i] = pair
-  return rows
+    for i, one in enumerate(forced[row]):
+      rows.forced[row, i], rows.forced_at[row, i] = one.token, one.length
+      table.ranks[row, i] = one.rank
+      table.is_suppressed[row, i] = one.is_suppressed
+      table.is_suppressed_first[row, i] = one.is_suppressed_first
+  return table
 
 
 def _biases(sampling: Processing, eos_ids: Sequence[int]) -> Iterator[_Bias]:
-  for biases in (sampling.logit_bias, sampling.sequence_bias):
-    for sequence, value in _pairs(biases):
-      yield _Bias(tuple(sequence), value)
+  for token, value in _pairs(sampling.logit_bias):
+    yield _Bias(tuple(token), value)
+  # Of two biases of a sequence, transformers takes the last.
+  by_sequence = {tuple(x): bias for x, bias in _pairs(sampling.sequence_bias)}
+  for sequence, value in by_sequence.items():
+    yield _Bias(sequence, value)
   for token in sampling.suppress_tokens or ():
     yield _Bias((token,))
   for token in sampling.begin_suppress_tokens or ():
-    yield _Bias((token,), until=1)
+    yield _Bias((token,), until=_BEGIN)
   for word in sampling.bad_words_ids or ():
     # As in transformers, an EOS id is not banned as a bad word.
     if len(word) > 1 or word[0] not in eos_ids:
       yield _Bias(tuple(word))
-  # If both are given, transformers uses the first.
-  if least := sampling.min_new_tokens or -(sampling.min_length or 0):
+  # If both are given, transformers uses the first, also where it is 0.
+  if sampling.min_new_tokens is None:
+    least = -(sampling.min_length or 0)
+  else:
+    least = sampling.min_new_tokens
+  if least:
     for token in eos_ids:
       yield _Bias((token,), until=least)
 
 
-def _forced(sampling: Processing) -> Iterator[tuple[int, int]]:
-  """Yields ids that are forced, and how long the text before each is; -1 is one
-  less than the longest."""
-  if sampling.forced_bos_token_id is not None:
-    yield sampling.forced_bos_token_id, 1
-  for place, token in sampling.forced_decoder_ids or ():
-    yield token, place
-  ends = sampling.forced_eos_token_id
-  if ends is not None:
-    for end in [ends] if isinstance(ends, int) else ends:
-      yield end, -1
+def _forced(sampling: Processing) -> Iterator[_Forced]:
+  """Yields ids that are forced, by the ranks of their processors.
+
+  In transformers, `suppress_tokens` and `begin_suppress_tokens` come behind the
+  first two; its earlier versions had `forced_decoder_ids`, behind these.
+  """
+  suppressed = sampling.suppress_tokens or ()
+  suppressed_first = sampling.begin_suppress_tokens or ()
+  ends = [(token, _END) for token in _ids(sampling.forced_eos_token_id)]
+  begins = [(token, 1) for token in _ids(sampling.forced_bos_token_id)]
+  for rank, pairs in enumerate((begins, ends)):
+    for token, length in pairs:
+      is_suppressed = token in suppressed
+      is_suppressed_first = token in suppressed_first
+      yield _Forced(token, length, rank, is_suppressed, is_suppressed_first)
+  by_length: dict[int, int] = {}
+  for length, token in sampling.forced_decoder_ids or ():
+    by_length[length] = token
+  for length, token in by_length.items():
+    yield _Forced(token, length, rank=2)
 
 
 def _check_ids(

@@ -182,9 +182,7 @@ def _biased(logits: Array, rows: Processors, texts: _Texts) -> Array:
   applies = num_new[:, :, None] < rows.until[:, None, :]
   # Of sequence [5, 6, 7], the last but one is compared with the text's last.
   for distance, ids in enumerate(reversed(before), start=1):
-    seen = _nth_last(texts, distance)
-    # As in transformers, a text has as many ids as all of a sequence.
-    seen = jnp.where(texts.lengths > distance, seen, NONE)[:, :, None]
+    seen = _nth_last(texts, distance)[:, :, None]
     applies = applies & ((ids[:, None, :] == seen) | (ids[:, None, :] == ANY))
   biases = jnp.where(applies, rows.biases[:, None, :], 0.0)
   ids = jnp.where(last == ANY, logits.shape[-1], last)
@@ -244,7 +242,7 @@ def _without_repeats(
 
 def _forced(logits: Array, forced: Array, is_due: Array) -> Array:
   """Rules out all others where an id of `forced[B, F]` is due, bool `[B, T,
-  F]`."""
+  F]`; a `NONE` that is due leaves no id."""
   ids = jnp.where(is_due, forced[:, None, :], NONE)
   only = _put(jnp.full_like(logits, -jnp.inf), ids, 0.0)
   return jnp.where(jnp.any(is_due, axis=-1, keepdims=True), only, logits)

@@ -11,16 +11,16 @@ which transformers makes of the settings, leaves.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
 VOCAB_SIZE, EOS, NUM_TEXTS = 12, 2, 6
-# New tokens at most, which says where an end is forced.
-MOST_NEW = 3
 SETTINGS = [
   {'repetition_penalty': 1.3},
   {'repetition_penalty': 0.7},
@@ -51,6 +51,29 @@ SETTINGS += [
 ]
 
 
+# One of each processor, whose ids are also those of others: all pairs of them
+# say in which order processors come.
+SINGLE = [
+  {'repetition_penalty': 1.3},
+  {'no_repeat_ngram_size': 2},
+  {'encoder_repetition_penalty': 1.4},
+  {'encoder_no_repeat_ngram_size': 2},
+  {'sequence_bias': [[[5], 1.5], [[0, 4], 3.0], [[0], -3.0], [[5], -0.5]]},
+  {'bad_words_ids': [[4], [0, 5], [EOS], [0, 0, 1]]},
+  {'min_new_tokens': 2},
+  {'min_new_tokens': 0},
+  {'min_length': 4},
+  {'suppress_tokens': [EOS, 5]},
+  {'begin_suppress_tokens': [EOS, 4, 5]},
+  {'forced_bos_token_id': 4},
+  {'forced_eos_token_id': [EOS, 6]},
+]
+# The texts of each pair: the prompt's length, the text's, and the most new
+# tokens. They begin as a decoder with its start token alone, with a limit that
+# is also the first place, or have a prompt.
+PAIR_TEXTS = [(1, 1, 1), (1, 1, 3), (1, 2, 3), (1, 3, 3), (3, 3, 1), (4, 6, 4)]
+
+
 def model() -> transformers.LlamaForCausalLM:
   """The least that makes lists of processors; it is never run."""
   config = transformers.LlamaConfig(
@@ -64,11 +87,60 @@ def model() -> transformers.LlamaForCausalLM:
   return transformers.LlamaForCausalLM(config)
 
 
+def processed(
+  made: transformers.LlamaForCausalLM,
+  settings: dict[str, Any],
+  text: np.ndarray,
+  logits: np.ndarray,
+  *,
+  start: int,
+  most_new: int,
+) -> dict[str, Any]:
+  """Returns a case: what the list of processors makes of the logits."""
+  config = transformers.GenerationConfig(
+    eos_token_id=EOS, max_new_tokens=most_new, **settings
+  )
+  made._prepare_special_tokens(config)
+  # As `generate` does, where one of two settings may replace the other.
+  config = made._prepare_generated_length(
+    config,
+    has_default_max_length=True,
+    has_default_min_length=config.min_length is None,
+    model_input_name='input_ids',
+    input_ids_length=start,
+    inputs_tensor=torch.tensor(text[:start])[None],
+  )
+  processors = made._get_logits_processor(
+    config,
+    input_ids_seq_length=start,
+    encoder_input_ids=torch.tensor(text[:start])[None],
+  )
+  after = processors(
+    torch.tensor(text)[None], torch.tensor(logits)[None].clone()
+  )[0]
+  return {
+    'settings': settings,
+    'text': text.tolist(),
+    'start': start,
+    'most_new': most_new,
+    'logits': [float(f'{x:.4f}') for x in logits],
+    # None is what is ruled out.
+    'processed': [
+      float(f'{x:.7g}') if np.isfinite(x) else None
+      for x in after.double().tolist()
+    ],
+  }
+
+
 def main() -> None:
   parser = argparse.ArgumentParser()
   parser.add_argument('--output', type=pathlib.Path, default='tests/golden')
   output = parser.parse_args().output
   rng, made, cases = np.random.default_rng(0), model(), []
+
+  def draw_logits() -> np.ndarray:
+    return rng.normal(size=VOCAB_SIZE).astype(np.float32).round(4)
+
   for settings in SETTINGS:
     for _ in range(NUM_TEXTS):
       length = int(rng.integers(6, 13))
@@ -77,34 +149,24 @@ def main() -> None:
       start = max(1, int(rng.integers(length - 4, length + 1)))
       # Few ids, so that n-grams repeat.
       text = rng.integers(0, int(rng.integers(3, VOCAB_SIZE)), length)
-      logits = rng.normal(size=VOCAB_SIZE).astype(np.float32).round(4)
-      config = transformers.GenerationConfig(
-        eos_token_id=EOS, max_length=start + MOST_NEW, **settings
-      )
-      made._prepare_special_tokens(config)
-      # As `generate` does where both are given.
-      if config.min_new_tokens is not None:
-        config.min_length = config.min_new_tokens + start
-      processors = made._get_logits_processor(
-        config,
-        input_ids_seq_length=start,
-        encoder_input_ids=torch.tensor(text[:start])[None],
-      )
-      found = processors(
-        torch.tensor(text)[None], torch.tensor(logits)[None].clone()
-      )[0]
       cases.append(
-        {
-          'settings': settings,
-          'text': text.tolist(),
-          'start': start,
-          'logits': [float(f'{x:.4f}') for x in logits],
-          # None is what is ruled out.
-          'processed': [
-            float(f'{x:.7g}') if np.isfinite(x) else None
-            for x in found.double().tolist()
-          ],
-        }
+        processed(made, settings, text, draw_logits(), start=start, most_new=3)
+      )
+  for one, other in itertools.combinations(SINGLE, 2):
+    if one.keys() == other.keys():
+      continue
+    for start, length, most_new in PAIR_TEXTS:
+      # Ids 0 and 4 or 5, which sequences begin with.
+      text = np.where(rng.random(length) < 0.6, 0, rng.integers(4, 6, length))
+      cases.append(
+        processed(
+          made,
+          one | other,
+          text,
+          draw_logits(),
+          start=start,
+          most_new=most_new,
+        )
       )
   lines = ',\n'.join(json.dumps(case) for case in cases)
   (output / 'processors.json').write_text(f'[\n{lines}\n]\n')

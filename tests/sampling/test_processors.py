@@ -15,7 +15,9 @@ import specdec_jax
 from specdec_jax import drafters, verification
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
+from specdec_jax.assembly.sampling import Sampling as Options
 from specdec_jax.base import Context, Params, Prompt, Sampling
+from specdec_jax.checkpoints import huggingface
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.sampling import logits, processors
@@ -47,7 +49,11 @@ _CASES = {
   (2, 0, 2): (Processing(encoder_no_repeat_ngram_size=2), 'blind', 'late'),
   (1, 0): (Processing(forced_decoder_ids=[[4, 2]]), 'blind', 'late'),
   (1, 0, 2): (Processing(forced_eos_token_id=EOS), 'blind', 'late'),
-  (2,): (Processing(forced_bos_token_id=1), 'blind'),
+  (2,): (
+    Processing(forced_bos_token_id=1, begin_suppress_tokens=[0, 2]),
+    'blind',
+    'late',
+  ),
   (0, 1): (Processing(encoder_repetition_penalty=3.0), 'late'),
   (2, 0): (
     Processing(
@@ -309,17 +315,14 @@ def test_what_nobody_asks_for_is_not_in_the_program(monkeypatch):
       decode.trace(params, key, _batch(WAYS[:2], 1))
 
 
-# New tokens at most, as transformers was told.
-MOST_NEW = 3
-
-
 def _golden():
   path = pathlib.Path(__file__).parents[1] / 'golden' / 'processors.json'
   return json.loads(path.read_text())
 
 
-def test_the_formulas_are_those_of_transformers():
-  """All of its cases as rows of one batch, each with settings of its own."""
+def test_the_formulas_and_their_order_are_those_of_transformers():
+  """All of its cases, single processors and pairs of them, as rows of one
+  batch, each with settings of its own."""
   cases = _golden()
   vocab_size = len(cases[0]['logits'])
   width = max(len(case['text']) for case in cases) + 2
@@ -333,7 +336,8 @@ def test_the_formulas_are_those_of_transformers():
     decoder_tokens=tokens,
     decoder_lengths=starts,
     row_ids=starts,
-    max_lengths=starts + MOST_NEW,
+    max_lengths=starts
+    + np.array([case['most_new'] for case in cases], np.int32),
   )
   text = Context(
     tokens=tokens,
@@ -351,3 +355,36 @@ def test_the_formulas_are_those_of_transformers():
   nothing = lambda x: -math.inf if x is None else x
   expected = [list(map(nothing, case['processed'])) for case in cases]
   np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'forced', [{'forced_bos_token_id': 2}, {'forced_eos_token_id': [2, 1]}]
+)
+def test_ids_that_are_forced_and_suppressed_are_refused(forced):
+  [name] = forced
+  with pytest.raises(ValueError, match=rf'{name} forces .*, which suppress_'):
+    Options(**forced, suppress_tokens=[1, 2])
+  Options(**forced, suppress_tokens=[1, 3])
+
+
+def test_no_token_is_left_where_the_first_is_forced_and_suppressed_first():
+  way = Processing(forced_eos_token_id=EOS, begin_suppress_tokens=[EOS])
+  for num_new, left in ((1, []), (2, [0, 1, 2])):
+    prompt = toy.prompt([[1, 2]], max_lengths=[2 + num_new])
+    text = Context(
+      tokens=jnp.pad(prompt.decoder_tokens, ((0, 0), (0, 2))),
+      lengths=prompt.decoder_lengths,
+      starts=prompt.decoder_lengths,
+      processors=_told([way], prompt).processors,
+    )
+    after = processors.after_text(jnp.zeros((1, V)), text)
+    assert np.flatnonzero(np.isfinite(after[0])).tolist() == left
+
+
+def test_of_a_files_least_lengths_the_one_of_new_tokens_counts(tmp_path):
+  stated = {'min_length': 9, 'min_new_tokens': 0}
+  path = tmp_path / 'generation_config.json'
+  path.write_text(json.dumps(stated))
+  assert huggingface.stated(tmp_path)[1] == {}
+  path.write_text(json.dumps(stated | {'min_new_tokens': None}))
+  assert huggingface.stated(tmp_path)[1] == {'min_length': 9}

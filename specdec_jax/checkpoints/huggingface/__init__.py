@@ -252,12 +252,16 @@ def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
     values = settings.read_if_any(folder / CONFIG)
     places = [values, values.at('decoder'), values.at('text_config')]
   # If several places state a key, the first counts.
-  return values.path, {
+  settings_stated = {
     key: place.values[key]
     for place in reversed(places)
     for key, neutral in known.items()
     if place.values.get(key) not in (None, neutral, [], {})
   }
+  # In transformers this one replaces `min_length`, also where it is 0.
+  if any(place.values.get('min_new_tokens') is not None for place in places):
+    settings_stated.pop('min_length', None)
+  return values.path, settings_stated
 
 
 def tokenizer_settings(folder: Path) -> Settings:
