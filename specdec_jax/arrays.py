@@ -69,8 +69,11 @@ def argmax(values: Array) -> Array:
 
 
 def pick(values: Array, indices: Array) -> Array:
-  """Picks `values[..., indices[...]]`: `[..., V]` and int32 `[...]` to
-  `[...]`."""
+  """Picks `values[..., indices[...]]`: `[..., V]` and int32 `[...]` to `[...]`.
+
+  Indices lie within 0 .. V - 1; callers see to it, as -1 picks the last value
+  and V a NaN.
+  """
   return jnp.take_along_axis(values, indices[..., None], axis=-1)[..., 0]
 
 

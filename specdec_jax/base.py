@@ -160,14 +160,17 @@ class Draft:
   """The tokens a drafter proposes.
 
   Attributes:
-    tokens: int32 `[B, G]`; for a tree, those of nodes 1 .. N, with G = N.
+    tokens: int32 `[B, G]`; for a tree, those of nodes 1 .. N, with G = N. An id
+      outside 0 .. V - 1 is no token, as -1 where a copier pads: a chain ends
+      before it, and in a tree its node and those below are never accepted.
     probs: float32 `[B, G, V]`, the very array each token was drawn from. None
       for a deterministic drafter: q is one-hot and never materialised. Siblings
       in a tree are drawn without replacement: each has the distribution that
       its elder siblings left, all zeros if they left nothing, and such a node
       is never accepted.
-    lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed. A tree is
-      proposed whole or not at all.
+    lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed; the loop
+      and the rules take more than G for G. A tree is proposed whole or not at
+      all.
   """
 
   tokens: Array

@@ -128,13 +128,8 @@ def step(
   width, and judges a row without a draft by its pending token.
   """
   tree, starts = method.drafter.tree, state.context.lengths
-  draft, state = propose(params, state, method.drafter)
-  if draft.probs is not None:
-    num_ids, vocab_size = draft.probs.shape[-1], method.target.vocab_size
-    if num_ids != vocab_size:
-      raise ValueError(
-        f'the drafter has {num_ids} token ids, the target {vocab_size}'
-      )
+  vocab_size = method.target.vocab_size
+  draft, state = propose(params, state, method.drafter, vocab_size=vocab_size)
   with jax.named_scope('verify'):
     scored = target_call.score(params.target, state, draft, method)
     logits, cache, is_short = scored
@@ -174,9 +169,14 @@ def step(
 
 
 def propose(
-  params: Params, state: DecodeState, drafter: Drafter
+  params: Params, state: DecodeState, drafter: Drafter, *, vocab_size: int
 ) -> tuple[Draft, DecodeState]:
-  """Asks the drafter for a draft; that of finished rows is made empty."""
+  """Asks the drafter for a draft, in which only what may be proposed counts;
+  that of finished rows is made empty.
+
+  Raises ValueError if the drafter's shapes are not those that it declares, or
+  its vocabulary is not the target's, `vocab_size`.
+  """
   context = state.context
   draft_keys, _ = keys.iteration_keys(state.row_keys, context.lengths)
   seen = (state.target_cache,) if drafter.reads_target_cache else ()
@@ -184,21 +184,35 @@ def propose(
     draft, drafter_state = drafter.propose(
       params.drafter, draft_keys, context, state.drafter_state, *seen
     )
+    _check_shapes(draft, drafter, vocab_size)
+    is_tree = drafter.tree is not None
+    draft = decision.proposed(draft, vocab_size, is_tree=is_tree)
     if drafter.takes_guesses:
       draft = grammars.guided(draft, context.grammar, drafter.tree)
+  lengths = jnp.where(state.done, 0, draft.lengths)  # invariant 9
+  draft = dataclasses.replace(draft, lengths=lengths)
+  return draft, dataclasses.replace(state, drafter_state=drafter_state)
+
+
+def _check_shapes(draft: Draft, drafter: Drafter, vocab_size: int) -> None:
+  """Raises ValueError unless a draft has the width and the vocabulary that the
+  loop expects."""
   if draft.tokens.shape[1] != drafter.gamma:
     raise ValueError(
       f'the drafter declares gamma {drafter.gamma} and proposes '
       f'{draft.tokens.shape[1]} tokens'
     )
-  lengths = jnp.where(state.done, 0, draft.lengths)  # invariant 9
-  draft = dataclasses.replace(draft, lengths=lengths)
-  return draft, dataclasses.replace(state, drafter_state=drafter_state)
+  if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
+    raise ValueError(
+      f'the drafter has {draft.probs.shape[-1]} token ids, the target '
+      f'{vocab_size}'
+    )
 
 
 def _is_bad(draft: Draft) -> Array:
   """Tells, bool `[B, W+1, 1]`, whether a drafted token's probability is NaN;
   the first entry is the pending token's, False."""
   is_drafted = arrays.is_within(draft.lengths, draft.tokens.shape[1])
+  is_drafted = is_drafted & (draft.tokens != decision.NO_TOKEN)
   is_bad = is_drafted & jnp.isnan(decision.drafted_probs(draft))
   return jnp.pad(is_bad, ((0, 0), (1, 0)))[..., None]

@@ -31,7 +31,9 @@ def score(
   target, drafter = method.target, method.drafter
   starts, gamma = state.context.lengths, drafter.gamma
   pending = arrays.read_block(state.context.tokens, starts - 1, 1)
-  tokens = jnp.concatenate([pending, draft.tokens], axis=1)
+  # Nodes of a tree that are no tokens are fed as 0, and never accepted.
+  drafted = jnp.maximum(draft.tokens, 0)
+  tokens = jnp.concatenate([pending, drafted], axis=1)
 
   def extend(width: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
     placed = tree_drafts.placement(drafter.tree, width, starts, carry[1])

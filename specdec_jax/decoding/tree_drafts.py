@@ -21,6 +21,7 @@ from specdec_jax.base import (
 )
 from specdec_jax.decoding.method import Method
 from specdec_jax.sampling import keys
+from specdec_jax.verification import decision
 
 
 def check(target: LanguageModel, drafter: Drafter) -> None:
@@ -156,8 +157,8 @@ def taken(
 
 def along_line(tree: Tree, of_nodes: Line) -> Line:
   """Makes the chain that stands for a tree: the accepted path, then first
-  children while there are any. So it is longer than the path if the children of
-  the last accepted node were rejected.
+  children while there are any that are tokens. So it is longer than the path if
+  the children of the last accepted node were rejected.
 
   Its draft has at most D tokens, `accept_probs` and `uniforms` are `[B, D]`,
   and arrays of N + 1 nodes become `[B, D+1, V]`. In the tree (0, 0, 1, 1) the
@@ -166,9 +167,10 @@ def along_line(tree: Tree, of_nodes: Line) -> Line:
   draft, verification = of_nodes.draft, of_nodes.verification
   assert verification.path is not None
   line = trees.line_of(tree, jnp.max(verification.path, axis=1))
-  lengths = jnp.sum((line > 0).astype(jnp.int32), axis=1, dtype=jnp.int32)
-  lengths = jnp.where(draft.lengths > 0, lengths, 0)
   drafted = jnp.maximum(line - 1, 0)
+  tokens = jnp.take_along_axis(draft.tokens, drafted, axis=1)
+  is_node = (line > 0) & (tokens != decision.NO_TOKEN)
+  lengths = jnp.where(draft.lengths > 0, arrays.count_leading(is_node), 0)
   # Picks values `[B, D]` of the line's nodes, 0 beyond it: node i is token i-1.
   pick = lambda values: jnp.where(
     arrays.is_within(lengths, line.shape[1]),

@@ -211,6 +211,7 @@ def _generate(
         Params((), weights),
         dataclasses.replace(state, drafter_state=its),
         drafter,
+        vocab_size=method.target.vocab_size,
       )
       for drafter, weights, its in zip(
         drafters, params.drafter, own, strict=True

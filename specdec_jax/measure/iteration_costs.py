@@ -168,12 +168,16 @@ def _short_decodes(
   those that score as many positions as each other width; each with its launch.
   """
   method = drafted.program.method
-  propose = functools.partial(speculative.propose, drafter=method.drafter)
+  vocab_size = method.target.vocab_size
+  propose = functools.partial(
+    speculative.propose, drafter=method.drafter, vocab_size=vocab_size
+  )
   draft, _ = jax.eval_shape(propose, drafted.params, drafted.states[0])
   # Verification costs more where drafts have distributions.
-  vocab_size = None if draft.probs is None else method.target.vocab_size
   full = functools.partial(
-    sides_lib.full_width_side, drafted, vocab_size=vocab_size
+    sides_lib.full_width_side,
+    drafted,
+    vocab_size=None if draft.probs is None else vocab_size,
   )
   sides: dict[Hashable, Side] = {1: plain, 'drafted': drafted}
   sides |= stopwatch.together(

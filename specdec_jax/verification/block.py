@@ -33,6 +33,7 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
       next_probs=target_probs[:, 0],
       accept_probs=jnp.zeros((target_probs.shape[0], 0), jnp.float32),
     )
+  draft = decision.proposed(draft, target_probs.shape[-1])
   ratios = arrays.pick(target_probs[:, :gamma], draft.tokens)
   drafted = decision.drafted_probs(draft)
   ratios = ratios / jnp.where(drafted == 0, 1.0, drafted)

@@ -4,6 +4,7 @@ A rule is its `decide` function, which is deterministic given uniform draws.
 Tests integrate it over the draws exactly; `verify` passes random ones.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Draft, Tree, Verification
 from specdec_jax.sampling import distributions, keys
+
+# The id of a tree's node that is no token; see `proposed`.
+NO_TOKEN = -1
 
 
 @base.value
@@ -70,6 +74,25 @@ def verify(
     accept_probs=decision.accept_probs,
     uniforms=uniforms,
     path=decision.path,
+  )
+
+
+def proposed(draft: Draft, vocab_size: int, *, is_tree: bool = False) -> Draft:
+  """Returns a draft in which only what a drafter may propose counts.
+
+  Lengths are cut to 0 .. G. A chain ends before its first id that is no token,
+  0 to V - 1, such as a copier's padding of -1: what follows is decoded as if it
+  were not proposed. In a tree such ids become `NO_TOKEN`, and rules for trees
+  accept neither these nodes nor those below.
+  """
+  is_token = (draft.tokens >= 0) & (draft.tokens < vocab_size)
+  gamma = draft.tokens.shape[1]
+  most = gamma if is_tree else arrays.count_leading(is_token)
+  return dataclasses.replace(
+    draft,
+    # [5, -1, 7] with length 9: [5, 0, 7] with length 1.
+    tokens=jnp.where(is_token, draft.tokens, NO_TOKEN if is_tree else 0),
+    lengths=jnp.clip(draft.lengths, 0, most),
   )
 
 

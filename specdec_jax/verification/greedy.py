@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.verification import decision
 from specdec_jax.verification.speculative_sampling import check_lenience
 
 
@@ -23,6 +24,7 @@ def greedy(
   del row_keys
   check_lenience(lenience)
   gamma = draft.tokens.shape[1]
+  draft = decision.proposed(draft, target_probs.shape[-1])
   best = arrays.argmax(target_probs)
   passes = draft.tokens == best[:, :gamma]
   if lenience < 1:

@@ -35,6 +35,7 @@ def decide(
 ) -> Decision:
   """Applies the rule to given uniform draws, float32 `[B, G]`."""
   gamma = draft.tokens.shape[1]
+  draft = decision.proposed(draft, target_probs.shape[-1])
   is_drafted = arrays.is_within(draft.lengths, gamma)
   p = arrays.pick(target_probs[:, :gamma], draft.tokens)
   q = lenience * decision.drafted_probs(draft)

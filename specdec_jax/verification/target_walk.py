@@ -54,6 +54,7 @@ def decide(
 ) -> Verification:
   """Applies `target_sample_walk` to given draws."""
   decision.check_nodes(draft, tree)
+  draft = decision.proposed(draft, target_probs.shape[-1], is_tree=True)
   node = jnp.zeros_like(draft.lengths)
   num_accepted = jnp.zeros_like(draft.lengths)
   next_token = draw(0, target_probs[:, 0])
@@ -90,13 +91,13 @@ def _chances(draft: Draft, target_probs: Array, tree: Tree) -> Array:
   # One gather of numbers, not of a distribution per node: in the flat `[B,
   # (N+1) V]`, token x after node n is entry n V + x.
   by_parent = target_probs.reshape(target_probs.shape[0], -1)
-  p = jnp.take_along_axis(
-    by_parent, parents[None, :] * vocab_size + draft.tokens, axis=1
-  )
+  is_token = draft.tokens != decision.NO_TOKEN
+  entries = parents[None, :] * vocab_size + jnp.maximum(draft.tokens, 0)
+  p = jnp.take_along_axis(by_parent, entries, axis=1)
   is_equal = draft.tokens[:, :, None] == draft.tokens[:, None, :]
   is_before = jnp.asarray(are_siblings & np.tri(num_nodes, k=-1, dtype=bool))
   is_repeated = jnp.any(is_equal & is_before[None], axis=2)
-  p = jnp.where(is_repeated, 0.0, p)
+  p = jnp.where(is_token & ~is_repeated, p, 0.0)
   of_siblings = jnp.where(jnp.asarray(are_siblings)[None], p[:, None, :], 0.0)
   chances = jnp.minimum(jnp.sum(of_siblings, axis=2), 1.0)
   return jnp.where((draft.lengths > 0)[:, None], chances, 0.0)

@@ -36,6 +36,7 @@ def decide(
 ) -> Decision:
   """Applies the rule to given uniform draws, float32 `[B, N]`, one per node."""
   decision.check_nodes(draft, tree)
+  draft = decision.proposed(draft, target_probs.shape[-1], is_tree=True)
   accepted = jnp.zeros_like(draft.lengths)
   next_probs = target_probs[:, 0]
   accept_probs = jnp.zeros(draft.tokens.shape, jnp.float32)
@@ -75,6 +76,7 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
   """Makes the tests of all nodes, depth-first and children before parents, with
   the root's, which needs no draw, in front."""
   drafted = decision.drafted_probs(draft)
+  is_token = draft.tokens != decision.NO_TOKEN
   children: dict[int, list[int]] = {}
   for node, parent in enumerate(tree.parents, start=1):
     children.setdefault(parent, []).append(node)
@@ -87,7 +89,10 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
     is_nan = jnp.zeros(weight.shape, jnp.bool_)
     for child in children.get(node, []):
       p = arrays.pick(probs, draft.tokens[:, child - 1])
-      q = drafted[:, child - 1]
+      # What is no token has probability 0: it is not accepted, nor is what is
+      # below, and its elder and younger siblings are tested as without it.
+      p = jnp.where(is_token[:, child - 1], p, 0.0)
+      q = jnp.where(is_token[:, child - 1], drafted[:, child - 1], 0.0)
       # A path ends at the first NaN in P or Q; what precedes is judged alone.
       is_nan = is_nan | jnp.isnan(p) | jnp.isnan(q)
       ratio = jnp.where(q == 0, 0.0, p / jnp.where(q == 0, 1.0, q))
@@ -113,6 +118,8 @@ def _without(weights: Array, draft: Draft, node: int) -> Array:
   """Computes max(0, weights - q), q being a node's distribution; cf.
   `decision.subtract_draft`, whose position differs by row."""
   if draft.probs is not None:
-    return jnp.maximum(weights - draft.probs[:, node - 1], 0.0)
+    is_token = draft.tokens[:, node - 1 : node] != decision.NO_TOKEN
+    probs = jnp.where(is_token, draft.probs[:, node - 1], 0.0)
+    return jnp.maximum(weights - probs, 0.0)
   ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
   return jnp.where(ids == draft.tokens[:, node - 1 : node], 0.0, weights)

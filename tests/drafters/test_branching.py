@@ -166,7 +166,11 @@ def test_eagle_reads_the_features_of_the_path_that_was_accepted(is_by_paths):
     functools.partial(speculative.init, method=method, max_len=width)
   )
   step = jax.jit(functools.partial(speculative.step, method=method))
-  propose = jax.jit(functools.partial(speculative.propose, drafter=drafter))
+  propose = jax.jit(
+    functools.partial(
+      speculative.propose, drafter=drafter, vocab_size=target.vocab_size
+    )
+  )
   state = init(params, key, toy.prompt(ROWS, width=width))
   counts = []
   for _ in range(3):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.verification import decision
 
 
 def top_beta(
@@ -35,6 +36,7 @@ def top_beta(
   if not tau >= 0:
     raise ValueError(f'tau must be at least 0, got {tau}')
   gamma = draft.tokens.shape[1]
+  draft = decision.proposed(draft, target_probs.shape[-1])
   best = arrays.argmax(target_probs)
   probs = target_probs[:, :gamma]
   p = arrays.pick(probs, draft.tokens)
