@@ -6,6 +6,7 @@ docs/exactness.md says what the figures mean, and how to test another engine.
 import argparse
 import collections
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     )
   seeds = range(args.seed, args.seed + args.num_seeds)
   ids = [(i,) for i in range(len(texts))]
+  # Prompts take turns: of 2 in batches of 64, each has every second row.
+  num_rows = args.batch_size // math.gcd(args.batch_size, len(texts))
   with progress.bar('drawing', len(seeds) * args.num_draws * len(texts)) as bar:
     sample, next_probs = auditing.engine(decoder, texts, settings, bar.advance)
     draws = [
@@ -76,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
       num_draws=args.num_draws,
       seeds=seeds,
       eos_ids=decoder.vocabulary.eos_ids,
+      num_rows=num_rows,
     )
   outputs.report(args, report.to_json())
   if args.json != outputs.STANDARD_OUTPUT:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,8 @@ Tokens = tuple[int, ...]
 NextProbs = Callable[[Tokens], np.ndarray]
 # Prefixes that were reached more rarely share cells.
 _MIN_VISITS = 100
+# Rows of a batch count outcomes by rank, the rarest together.
+_MAX_RANKS = 256
 # The most prefixes for which the model is asked, per prompt and token; what
 # follows others is not tested.
 MAX_PREFIXES = 2000
@@ -28,6 +31,7 @@ def audit(
   seeds: Sequence[int] = (0, 1),
   eos_ids: Sequence[int] = (),
   greedy: Callable[[Tokens], Sequence[int]] | None = None,
+  num_rows: int = 64,
   false_alarm_rate: float = 1e-4,
 ) -> Report:
   """Tests whether an engine's sampler follows its own model, prefix by prefix.
@@ -36,7 +40,8 @@ def audit(
   `next_probs(prefix)`: a row of a G-test. Rarely reached prefixes are pooled
   into one row, by rank of the next token; the report counts draws that follow
   none of a position's 2000 commonest, which are not tested. Positions have
-  tests, and so have whole texts, per seed and together: sums of G.
+  tests, and so have whole texts, per seed and together: sums of G. As biases of
+  two rows of a batch may cancel out, rows are also tested apart.
 
   Args:
     sample: `(prompt, num, seed)` to `num` continuations of `num_tokens` tokens,
@@ -51,6 +56,10 @@ def audit(
     eos_ids: ids that end a continuation.
     greedy: a prompt to the engine's greedy tokens, which are compared with the
       argmax of `next_probs`. Differences are reported but do not reject.
+    num_rows: the rows of the engine's batches: draw i of a prompt is decoded in
+      row `i % num_rows`. Halved while a row has fewer than 100 draws; every
+      second row is tested apart from the others in any case. 1 for an engine
+      that decodes text by text.
     false_alarm_rate: of all tests together.
 
   Raises:
@@ -60,11 +69,11 @@ def audit(
   """
   if isinstance(num_tokens, int):
     num_tokens = [num_tokens] * len(prompts)
-  counts = len(prompts), len(seeds), num_draws, *num_tokens
+  counts = len(prompts), len(seeds), num_draws, num_rows, *num_tokens
   if min(counts) < 1 or len(num_tokens) != len(prompts):
     raise ValueError(
-      'give prompts, seeds, and num_draws and num_tokens of at least 1, the '
-      f'latter for all of {len(prompts)} prompts or for each'
+      'give prompts, seeds, and num_draws, num_rows and num_tokens of at least '
+      f'1, the last for all of {len(prompts)} prompts or for each'
     )
   if not 0 < false_alarm_rate < 1:
     raise ValueError(
@@ -72,6 +81,12 @@ def audit(
     )
   tests: dict[str, Counts] = {}
   faults, differences = [], []
+  batches = _batches(num_rows, num_draws * len(seeds))
+  names = [
+    *(f'sequences, seed {seed}' for seed in seeds if len(seeds) > 1),
+    'sequences',
+    *(f'{num} rows apart' for num in batches),
+  ]
   for i, prompt in enumerate(map(tuple, prompts)):
     name = f'prompt {i + 1}'
     tokens = [
@@ -85,20 +100,34 @@ def audit(
       faults.append(f'{name}: {wrong} continuations end too early or too late')
     if greedy is not None:
       differences += _differences(prompt, greedy(prompt), next_probs)
-    # The last column only tells whether a continuation went on too long. Of
-    # each position: what was counted of each seed, and then of all.
-    found = [
-      _counted(tokens, position, prompt, next_probs)
+    # The last column only tells whether a continuation went on too long.
+    positions = [
+      _counted(tokens, position, prompt, next_probs, batches)
       for position in range(num_tokens[i])
     ]
-    for position, sides in enumerate(found, start=1):
-      tests[f'{name}, token {position}'] = sides[-1]
-    names = [*(f', seed {seed}' for seed in seeds), '']
-    for side, parts in zip(names, zip(*found, strict=True), strict=True):
-      if len(seeds) > 1 or not side:
-        tests[f'{name}, sequences{side}'] = _of_sequences(parts)
+    for position, counted in enumerate(positions, start=1):
+      tests[f'{name}, token {position}'] = counted.of_all
+    of_tests = [
+      [
+        *(counted.of_seeds if len(seeds) > 1 else ()),
+        counted.of_all,
+        *counted.of_batches,
+      ]
+      for counted in positions
+    ]
+    for test, parts in zip(names, zip(*of_tests, strict=True), strict=True):
+      tests[f'{name}, {test}'] = _of_sequences(parts)
   compared = None if greedy is None else tuple(differences)
   return report.make(tests, faults, compared, false_alarm_rate)
+
+
+def _batches(num_rows: int, num_draws: int) -> list[int]:
+  """Lists the numbers of rows, one after the other, that are tested apart."""
+  if num_rows == 1:
+    return []
+  while num_rows % 2 == 0 and num_draws < _MIN_VISITS * num_rows:
+    num_rows //= 2
+  return sorted({2, num_rows} - {1})
 
 
 def _padded(
@@ -129,30 +158,43 @@ def _of_sequences(parts: Sequence[Counts]) -> Counts:
   return Counts(rows, num_sequences, num_untested)
 
 
+class _Counted(NamedTuple):
+  """What was counted at one position: of each seed, of all of them, and for
+  each number of rows of these rows apart."""
+
+  of_seeds: Sequence[Counts]
+  of_all: Counts
+  of_batches: Sequence[Counts]
+
+
 def _counted(
   tokens: Sequence[np.ndarray],
   position: int,
   prompt: Tokens,
   next_probs: NextProbs,
-) -> list[Counts]:
-  """Counts what followed each prefix, of each seed and then of all."""
-  # Whose draw each row is: of 2 and 3 draws [0, 0, 1, 1, 1].
+  batches: Sequence[int],
+) -> _Counted:
+  """Counts what followed each prefix; `batches` are numbers of rows."""
+  # Whose draw each row is: of 2 and 3 draws [0, 0, 1, 1, 1], and which of its
+  # seed's draws: [0, 1, 0, 1, 2].
   seeds = np.repeat(np.arange(len(tokens)), [*map(len, tokens)])
+  turns = np.concatenate([np.arange(len(each)) for each in tokens])
   joined = np.concatenate(tokens)
   is_there = joined[:, position] >= 0
-  joined, seeds = joined[is_there], seeds[is_there]
+  joined, seeds, turns = joined[is_there], seeds[is_there], turns[is_there]
   if position:
     # Sorts rows by prefix, so that equal ones are adjacent.
     order = np.lexsort(joined[:, :position].T)
-    joined, seeds = joined[order], seeds[order]
+    joined, seeds, turns = joined[order], seeds[order], turns[order]
   # Of sorted prefixes 11, 11, 12, 20 groups begin at 2 and 3.
   is_new = (joined[1:, :position] != joined[:-1, :position]).any(1)
   starts = np.flatnonzero(is_new) + 1
-  parts = np.split(joined, starts), np.split(seeds, starts)
+  parts = [np.split(each, starts) for each in (joined, seeds, turns)]
   groups = sorted(zip(*parts, strict=True), key=lambda part: -len(part[0]))
   rows: list[list[Cells]] = [[] for _ in range(len(tokens) + 1)]
   by_rank: dict[int, np.ndarray] = {}
-  for group, of_seed in groups[: MAX_PREFIXES if len(joined) else 0]:
+  by_row = [np.zeros((2, num, _MAX_RANKS)) for num in batches]
+  for group, of_seed, of_turn in groups[: MAX_PREFIXES if len(joined) else 0]:
     prefix, after = group[0, :position].tolist(), group[:, position]
     probs = np.asarray(next_probs((*prompt, *prefix)), np.float64)
     # NaN is neither; shares that do not sum to 1 will do.
@@ -164,6 +206,8 @@ def _counted(
     if after.max() >= len(probs):
       raise ValueError(f'token {after.max()} is not below V = {len(probs)}')
     ranks = np.argsort(-probs, kind='stable')
+    for table in by_row:
+      _add_by_row(table, of_turn, after, probs, ranks)
     for side in np.unique([*of_seed, len(tokens)]):
       is_own = (of_seed == side) | (side == len(tokens))
       observed = np.bincount(after[is_own], minlength=len(probs))
@@ -177,12 +221,46 @@ def _counted(
         by_rank[side] = by_rank.get(side, 0) + both[:, ranks]
   for side, ranked in by_rank.items():
     rows[side].append(pool(*ranked))
-  rare = [seeds[:0], *(of_seed for _, of_seed in groups[MAX_PREFIXES:])]
+  rare = [seeds[:0], *(of_seed for _, of_seed, _ in groups[MAX_PREFIXES:])]
   num_draws, num_rare = (
     [*np.bincount(of_seed, minlength=len(tokens)).tolist(), len(of_seed)]
     for of_seed in (seeds, np.concatenate(rare))
   )
-  return [*map(Counts, rows, num_draws, num_rare)]
+  *of_seeds, of_all = map(Counts, rows, num_draws, num_rare)
+  of_batches = [
+    of_all._replace(
+      rows=[pool(*row) for row in table.swapaxes(0, 1) if row[0].any()]
+    )
+    for table in by_row
+  ]
+  return _Counted(of_seeds, of_all, of_batches)
+
+
+def _add_by_row(
+  table: np.ndarray,
+  turns: np.ndarray,
+  tokens: np.ndarray,
+  probs: np.ndarray,
+  ranks: np.ndarray,
+) -> None:
+  """Adds the tokens `[N]` of a prefix to what was counted and expected, float64
+  `[2, rows, _MAX_RANKS]`, by the rank of the token.
+
+  The draws' numbers `turns[N]` say which rows they are of; `ranks` are the ids
+  of `probs[V]`, the likeliest first.
+  """
+  num_rows = table.shape[1]
+  places = np.empty_like(ranks)
+  places[ranks] = np.arange(len(ranks))
+  last = _MAX_RANKS - 1
+  sorted_probs = probs[ranks] / probs.sum()
+  expected = np.zeros(_MAX_RANKS)
+  expected[: len(probs)] = sorted_probs[:_MAX_RANKS]
+  expected[last] += sorted_probs[_MAX_RANKS:].sum()
+  of_row = turns % num_rows
+  observed = np.minimum(places[tokens], last)
+  np.add.at(table[0], (of_row, observed), 1)
+  table[1] += np.bincount(of_row, minlength=num_rows)[:, None] * expected
 
 
 def _differences(

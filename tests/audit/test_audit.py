@@ -89,6 +89,60 @@ def test_a_small_bias_is_seen_and_none_is_invented(num_seeds, record_property):
   assert num_bounded >= 0.95 * num_seeds
 
 
+# Rows of a batch whose biases cancel out.
+ROWS_UP = {
+  'every second row': lambda i: i % 2 == 0,
+  'two rows of four': lambda i: i % 4 < 2,
+  'the outer rows of four': lambda i: np.isin(i % 4, (0, 3)),
+  'half a batch of 64': lambda i: i % 64 < 32,
+}
+
+
+@pytest.mark.parametrize('rows', ROWS_UP)
+@pytest.mark.parametrize('position', [0, 1])
+def test_biases_of_rows_that_cancel_out_are_seen(rows, position):
+  up = biased(TABLE, 0.1)
+  down = 2 * TABLE - up
+
+  def sample(prompt, num, seed):
+    rng = np.random.default_rng(seed)
+    is_up = ROWS_UP[rows](np.arange(num))[:, None]
+    tokens = [np.full(num, prompt[-1])]
+    for i in range(2):
+      last = tokens[-1]
+      rows_of_table = np.where(is_up, up[last], down[last])
+      probs = rows_of_table if i == position else TABLE[last]
+      tokens.append(drawn(rng, probs))
+    return np.stack(tokens[1:], axis=1)
+
+  report = audit(sample, next_probs, [[1]], num_tokens=2, num_draws=20_000)
+  rejected = [
+    check.name
+    for check in report.checks
+    if check.p_value <= report.false_alarm_rate
+  ]
+  assert rejected
+  assert all(name.endswith('rows apart') for name in rejected)
+
+
+def test_one_wrong_row_of_a_batch_is_seen():
+  """A row that is too rare for all draws together to show its bias."""
+  wrong = biased(TABLE, 0.45)
+
+  def sample(prompt, num, seed):
+    rng = np.random.default_rng(seed)
+    is_wrong = (np.arange(num) % 48 == 5)[:, None]
+    return drawn(rng, np.where(is_wrong, wrong[1], TABLE[1]))[:, None]
+
+  options = {'num_tokens': 1, 'num_draws': 10_000}
+  report = audit(sample, next_probs, [[1]], num_rows=48, **options)
+  assert report.is_rejected
+  names = [check.name for check in report.checks]
+  assert names[-2:] == ['prompt 1, 2 rows apart', 'prompt 1, 48 rows apart']
+  # As of an engine that decodes text by text.
+  assert not audit(sample, next_probs, [[1]], num_rows=1, **options).is_rejected
+
+
 def test_a_bias_of_the_stated_size_is_seen_nineteen_times_in_twenty():
   probs, n, rng = TABLE[1], 100_000, np.random.default_rng(1)
   size = g_test([pool(n * probs, probs)], n).detectable(1e-4, 0.95)
