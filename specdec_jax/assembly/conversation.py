@@ -114,9 +114,10 @@ class Conversation:
     """Answers a message of the user, piece by piece; `show` gets the record of
     each iteration, see `assembly.recording`.
 
-    An answer that is broken off, by an interrupt, `close` or the next message,
-    stays in the conversation as far as it came. ValueError if the message is
-    empty, or the context is full.
+    Both messages join the conversation when the first piece is asked for: a
+    stream that is never iterated leaves nothing behind. An answer that is
+    broken off, by an interrupt, `close` or the next message, stays as far as it
+    came. ValueError if the message is empty, or the context is full.
     """
     if not text.strip():
       raise ValueError('the message is empty')

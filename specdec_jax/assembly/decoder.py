@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.stages import Compiled
 
+from specdec_jax import drafters
 from specdec_jax.assembly import constraints, models
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.drafters.choice import Drafting, Target
@@ -198,12 +199,14 @@ class Decoder:
 
   @property
   def max_positions(self) -> int:
-    """The longest context of both models."""
-    own = self.drafting.config
-    # A network that only drafts reads as far as its target does.
-    if own is None or families.only_drafts(own):
-      return _shortest(self.config)
-    return _shortest(self.config, own)
+    """The longest context of the target."""
+    return _shortest(self.config)
+
+  @property
+  def draft_positions(self) -> int:
+    """The longest context of a draft model: beyond it, texts are decoded on
+    without drafts."""
+    return _draft_positions(self.drafting)
 
   @property
   def max_drafted(self) -> int:
@@ -310,7 +313,8 @@ def assembled(
   if result.drafting.config is None or not result.is_auto:
     result = dataclasses.replace(result, params=result.shapes)
   # Each call needs gamma + 1 positions, of which one is of the prompt.
-  gamma, limit = result.drafter.gamma, result.max_positions
+  gamma = result.drafter.gamma
+  limit = min(result.max_positions, result.draft_positions)
   if gamma >= limit:
     raise ValueError(f'gamma {gamma} is too large for a context of {limit}')
   return result
@@ -338,10 +342,23 @@ def _made(
   if isinstance(length, Auto):
     length = Fixed(length.gammas[-1])
   made = choice.make(target_info, length)
+  limit = _draft_positions(made)
+  if limit < _shortest(target_info.config):
+    drafter = drafters.within(made.drafter, limit)
+    made = dataclasses.replace(made, drafter=drafter)
   method = made.method(target_info, rule)
   if exact_bits:
     method = exact_bits_lib.of_one_width(method)
   return {'target_info': target_info, 'drafting': made, 'method': method}
+
+
+def _draft_positions(drafting: Drafting) -> int:
+  """Returns the longest context of a draft model, without a limit for all other
+  drafters: a network that only drafts reads as far as its target does."""
+  config = drafting.config
+  if config is None or families.only_drafts(config):
+    return _shortest()
+  return _shortest(config)
 
 
 def _fitting(length: Length, is_free: bool, limit: int) -> Length:

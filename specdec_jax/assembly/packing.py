@@ -1,6 +1,8 @@
 """Packs texts in batches, with what each text is told beside its prompt."""
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -167,4 +169,24 @@ def encoded(
         f'exceeds the context of {limit}: lower max_new_tokens to '
         f'{num_new - (needed - limit)}'
       )
+    tell_of_draft_model(decoder, needed)
   return rows
+
+
+def tell_of_draft_model(decoder: Decoder, num_positions: int) -> None:
+  """Logs, once, if texts of so many positions outgrow the context of the draft
+  model."""
+  limit, model = decoder.draft_positions, decoder.drafting.model
+  if num_positions <= limit:
+    return
+  name = 'the draft model' if model is None else str(model.checkpoint)
+  _tell(
+    f'{name} has a context of {limit} tokens, and texts may be longer: from '
+    'there on they are decoded without drafts'
+  )
+
+
+@functools.cache
+def _tell(sentence: str) -> None:
+  """Logs a sentence, once."""
+  logging.getLogger('specdec_jax').warning(sentence)

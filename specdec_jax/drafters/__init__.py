@@ -5,6 +5,7 @@ from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.assistant import AssistantModel, assistant
 from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.block import BlockNetwork, block
+from specdec_jax.drafters.bounded import within
 from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
@@ -33,4 +34,5 @@ __all__ = [
   'spec_drafter',
   'suffix',
   'uniform',
+  'within',
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from jax.sharding import Mesh
 
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import rules, running
+from specdec_jax.assembly import packing, rules, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.lengths import Auto
@@ -219,6 +219,10 @@ def outline(
     is_dry_run=is_dry_run,
     exact_bits=decoding.exact_bits,
   )
+  needed = prompts.num_positions(
+    decoder.config, lengths['inputs'], lengths['targets']
+  )
+  packing.tell_of_draft_model(decoder, needed)
   if isinstance(decoder.length, Auto):
     width = prompts.decoder_width(decoder.config, lengths['inputs'])
     room = decoder.max_drafted - width - lengths['targets'] + 1

@@ -52,7 +52,8 @@ class Workload:
   def __post_init__(self):
     # A prompt in the encoder has as many positions as one before the text.
     length = max(self.input_length, self.max_len)
-    limit = self.decoder.max_positions
+    # What is planned drafts to the end.
+    limit = min(self.decoder.max_positions, self.decoder.draft_positions)
     if length > limit:
       raise ValueError(
         f'input_length {self.input_length} and output_length '

@@ -66,6 +66,13 @@ def test_a_long_conversation_may_begin_again(monkeypatch, decoder):
   assert chat.send('ab').tokens == first.tokens
 
 
+def test_a_stream_that_is_never_iterated_leaves_nothing_behind(chat):
+  stream = chat.stream('the in ab')
+  chat.stream('in')
+  assert chat.messages == []
+  assert stream.completion is None
+
+
 def test_an_interrupt_may_hit_the_reading(monkeypatch, decoder, chat):
   chat.send('the in ab')
   compiled = conversation.running.compiled

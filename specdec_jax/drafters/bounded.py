@@ -1,0 +1,39 @@
+"""Drafters whose model has fewer positions than texts may take."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import trees
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
+from specdec_jax.decoding import target_call
+
+
+def within(drafter: Drafter, num_positions: int) -> Drafter:
+  """Returns the drafter, which no longer drafts for a row once a whole draft
+  would end beyond `num_positions` of its model.
+
+  Such rows decode on without drafts. When all rows are as long, the model is
+  not run either.
+  """
+  depth = drafter.gamma if drafter.tree is None else trees.depth(drafter.tree)
+
+  def propose(
+    params: Arrays,
+    row_keys: Array,
+    context: Context,
+    state: Arrays,
+    *target: Arrays,
+  ) -> tuple[Draft, Arrays]:
+    def draft(carry: tuple[Any, Arrays]) -> tuple[Any, Arrays]:
+      return drafter.propose(params, row_keys, context, carry[1], *target)
+
+    has_room = context.lengths + depth <= num_positions
+    shapes, _ = jax.eval_shape(draft, (None, state))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    made, state = target_call.run_if(jnp.any(has_room), draft, (nothing, state))
+    lengths = jnp.where(has_room, made.lengths, 0)
+    return made.replace(lengths=lengths), state
+
+  return drafter._replace(propose=propose, may_abstain=True)
