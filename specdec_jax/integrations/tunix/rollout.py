@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,7 +105,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     self._programs: dict[Any, Refill] = {}
     is_auto = isinstance(self._decoder.choice.length, Auto)
     self._turns = Turns() if is_auto else None
-    self._num_calls = 0
+    # Of calls without a seed, the first one's.
+    self._next_seed = _fresh_seed(self._mesh)
     self.timed: Timed | None = None
 
   def generate(
@@ -114,7 +116,8 @@ class SpeculativeRollout(base_rollout.BaseRollout):
 
     As Tunix's sampler does, it leaves out the token that ended a row, and takes
     prompts longer than `max_prompt_length`. `seed` None takes other draws in
-    each call; with one, draws also depend on what 'suffix' has remembered.
+    each call and of each engine, which the operating system's randomness
+    begins; with one, draws also depend on what 'suffix' has remembered.
     `logprobs` are of the policy at the temperature, 1 if that is 0.
     ValueError for a setting that is not followed, a prompt without tokens or
     with padding, or logits that are not numbers.
@@ -337,9 +340,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     return found
 
   def _seed(self, config: RolloutConfig) -> int:
-    self._num_calls += 1
     if config.seed is None:
-      return self._num_calls
+      seed = self._next_seed
+      self._next_seed = (seed + 1) % 2**32
+      return seed
     if isinstance(config.seed, int):
       return config.seed % 2**32
     # A JAX key: its bits are as good a seed as any.
@@ -363,6 +367,14 @@ def checked(config: RolloutConfig) -> Sampling:
   top_k = config.top_k if config.top_k and config.top_k > 0 else None
   top_p = None if config.top_p == 1 else config.top_p
   return Sampling(temperature=config.temperature, top_k=top_k, top_p=top_p)
+
+
+def _fresh_seed(mesh: jax.sharding.Mesh) -> int:
+  """Returns a seed that no other engine has; the processes of one mesh, which
+  run one program, have that of the first."""
+  seed = secrets.randbits(31)
+  hosts = {device.process_index for device in mesh.devices.flat}
+  return processes.number_of_first(seed) if len(hosts) > 1 else seed
 
 
 def _width(rows: Sequence[Sequence[int]], config: RolloutConfig) -> int:

@@ -271,6 +271,17 @@ def test_options_of_texts_and_those_that_a_tokenizer_lacks(model):
     specdec_jax.generate(decoder, ['ab'], regex='a*')
 
 
+def test_engines_without_a_seed_draw_apart(model):
+  """Other hosts and restarts make new engines."""
+  texts = ['ab'] * 8
+  drawn = []
+  for _ in range(2):
+    rollout = engine(model, drafter='none')
+    drawn += [rollout.generate(texts, Config()).text for _ in range(2)]
+  seeded = [rollout.generate(texts, Config(seed=i)).text for i in (0, 1)]
+  assert len({*map(tuple, [*drawn, *seeded])}) == 6
+
+
 def test_seeds_and_several_samples(model):
   rollout = engine(model, drafter='prompt_lookup', batch_size=4)
   texts = ['abc'] * 6
