@@ -66,7 +66,7 @@ def rollout(model):
 def vanilla(model):
   sizes = base_rollout.CacheConfig(
     cache_size=64,
-    num_layers=toy_tunix.SIZES['num_layers'],
+    num_layers=len(model.layers),
     num_kv_heads=toy_tunix.SIZES['num_kv_heads'],
     head_dim=toy_tunix.SIZES['head_dim'],
   )
@@ -140,6 +140,24 @@ def test_greedy_tokens_are_those_of_tunixs_sampler(model, rollout):
   lengths = {len(row) for row in theirs.tokens}
   assert len(lengths) > 1
   assert max(lengths) == 12
+
+
+@pytest.mark.parametrize('name', ['gemma2', 'gemma3'])
+def test_greedy_tokens_beyond_a_window_are_the_networks(name):
+  """Of prompts that Tunix pads; its sampler of Gemma 2 counts the padding."""
+  model = toy_tunix.make(name)
+  rollout = engine(model, batch_size=8, gamma=3)
+  texts = toy_tunix.prompts(8, longest=12)
+  settings = Config(**GREEDY, max_tokens_to_generate=24)
+  output = rollout.generate(texts, settings)
+  encode = rollout._decoder.vocabulary.encode
+  for text, tokens in zip(texts, output.tokens, strict=True):
+    prompt = encode(text)
+    probs = probs_after(model, [*prompt, *tokens.tolist()])
+    likeliest = probs.argmax(axis=-1)[len(prompt) - 1 : -1]
+    np.testing.assert_array_equal(tokens, likeliest)
+  theirs = vanilla(model).generate(texts, settings)
+  assert is_same(output, theirs) == (name == 'gemma3')
 
 
 @slow.parametrize('drafter', ('prompt_lookup', 'model'), now=('model',))
