@@ -8,24 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Draft, Drafter, Params
+from specdec_jax import drafters, verification
+from specdec_jax.base import Drafter, Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
-from tests import slow, toy, toy_tree, trial
+from specdec_jax.sampling import logits
+from tests import padded_drafts, slow, toy, toy_tree, trial
 
-V, GAMMA = 4, 3
+V, GAMMA = padded_drafts.V, 3
 TARGET = toy.toy(V)
 TARGET_PARAMS = toy.toy_params(V, seed=1)
 DRAFTER_PARAMS = toy.perturb(TARGET_PARAMS, seed=2)
-# Ids that are no tokens: in place of one drafted token, which depends on the
-# context, or of none.
-NO_TOKENS = {
-  'padded': -1,
-  'beyond': V,
-  'far_beyond': 2**31 - 1,
-  'least': -(2**31),
-}
 
 
 def faulty(drafter: Drafter, fault: str) -> Drafter:
@@ -40,7 +33,7 @@ def faulty(drafter: Drafter, fault: str) -> Drafter:
       places = context.lengths % (drafter.gamma + 1)
       positions = jnp.arange(drafter.gamma, dtype=jnp.int32)
       is_faulty = positions[None, :] == places[:, None]
-      tokens = jnp.where(is_faulty, NO_TOKENS[fault], tokens)
+      tokens = jnp.where(is_faulty, padded_drafts.NO_TOKENS[fault], tokens)
     lengths = jnp.where(draft.lengths > 0, draft.lengths + 5, 0)
     return draft.replace(tokens=tokens, lengths=lengths), state
 
@@ -121,7 +114,7 @@ def _decode(loop, drafter: str, rule: str, fault: str):
   return jax.jit(functools.partial(loop.generate, method=method, max_len=24))
 
 
-@pytest.mark.parametrize('fault', ['too_long', *NO_TOKENS])
+@pytest.mark.parametrize('fault', ['too_long', *padded_drafts.NO_TOKENS])
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [
@@ -142,53 +135,17 @@ def test_greedy_tokens_are_plain_decodings(drafter, rule, fault):
   assert np.sum(output.statistics.num_accepted) > 0
 
 
-_RULES = {
-  'speculative_sampling': verification.speculative_sampling,
-  'block_verification': verification.block_verification,
-  'greedy': verification.greedy,
-  'lenient greedy': functools.partial(verification.greedy, lenience=0.1),
-  'top_beta': functools.partial(verification.top_beta, beta=3),
-}
-
-
 @pytest.mark.parametrize('has_probs', [True, False])
-@pytest.mark.parametrize('rule', _RULES)
+@pytest.mark.parametrize(
+  'rule',
+  [
+    verification.speculative_sampling,
+    verification.block_verification,
+    verification.greedy,
+    functools.partial(verification.greedy, lenience=0.1),
+  ],
+)
 def test_a_rule_judges_a_chain_up_to_its_first_id_that_is_no_token(
   rule, has_probs
 ):
-  """Ids and lengths that are no tokens, against the draft that ends there."""
-  num_rows = 512
-  rng = np.random.default_rng(0)
-  draw = lambda *shape: rng.dirichlet(np.ones(V), shape).astype(np.float32)
-  target_probs, probs = draw(num_rows, GAMMA + 1), draw(num_rows, GAMMA)
-  # Mass at the last id, which -1 would pick.
-  target_probs[:, :, -1] += 1
-  target_probs /= target_probs.sum(axis=-1, keepdims=True)
-  best = target_probs[:, :GAMMA].argmax(axis=-1)
-  is_best = rng.random(best.shape) < 0.7
-  tokens = np.where(is_best, best, rng.integers(0, V, best.shape))
-  places = np.arange(num_rows) % (GAMMA + 1)
-  no_tokens = rng.choice([*NO_TOKENS.values()], num_rows)
-  is_faulty = np.arange(GAMMA) == places[:, None]
-
-  def draft(tokens, lengths) -> Draft:
-    return Draft(
-      tokens=jnp.asarray(tokens, jnp.int32),
-      probs=jnp.asarray(probs) if has_probs else None,
-      lengths=jnp.asarray(lengths, jnp.int32),
-    )
-
-  judge = jax.jit(_RULES[rule])
-  row_keys = jax.random.split(jax.random.key(0), num_rows)
-  expected = judge(row_keys, draft(tokens, places), target_probs)
-  verdict = judge(
-    row_keys,
-    draft(np.where(is_faulty, no_tokens[:, None], tokens), [9] * num_rows),
-    target_probs,
-  )
-  assert np.max(verdict.num_accepted) == GAMMA
-  jax.tree.map(np.testing.assert_array_equal, verdict, expected)
-  # A draft of less than nothing is empty.
-  nothing = judge(row_keys, draft(tokens, [-2] * num_rows), target_probs)
-  empty = judge(row_keys, draft(tokens, [0] * num_rows), target_probs)
-  jax.tree.map(np.testing.assert_array_equal, nothing, empty)
+  padded_drafts.check(rule, has_probs=has_probs)

@@ -19,7 +19,14 @@ from specdec_jax.models.drafting import block_decoder
 from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
 from specdec_jax.sampling import logits
-from tests import decoders, specdec_loop, toy, toy_block, toy_t5
+from tests import (
+  decoders,
+  padded_drafts,
+  specdec_loop,
+  toy,
+  toy_block,
+  toy_t5,
+)
 
 V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 4, 1, 100
 CONFIG = toy_t5.config(V)
@@ -370,3 +377,9 @@ def test_a_source_is_needed():
   prompt = dataclasses.replace(prompt_of([0]), encoder_tokens=None)
   with pytest.raises(ValueError, match='needs encoder tokens'):
     DRAFTER.init(weights().drafter, prompt, MAX_LEN)
+
+
+@pytest.mark.parametrize('has_probs', [True, False])
+def test_a_draft_ends_before_an_id_that_is_no_token(has_probs):
+  rule = functools.partial(top_beta, beta=3)
+  padded_drafts.check(rule, has_probs=has_probs)
