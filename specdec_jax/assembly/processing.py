@@ -288,7 +288,7 @@ def _placed(table: _Table, prompt: base.Prompt) -> base.Processors:
   # Behind a decoder's start alone `forced_bos_token_id` forces the first token,
   # and `begin_suppress_tokens` is then about the second.
   is_begun = table.has_forced_bos & (lengths == 1)
-  num_begun = np.int32(1) * is_begun
+  num_begun = is_begun.astype(np.int32)
   first = lengths + num_begun
   starts = np.int32(rows.until < 0) * lengths[:, None]
   begins = np.int32(rows.until == _BEGIN) * (1 + num_begun[:, None])
@@ -304,8 +304,10 @@ def _placed(table: _Table, prompt: base.Prompt) -> base.Processors:
   is_suppressed = table.is_suppressed | (
     table.is_suppressed_first & (forced_at == first[:, None])
   )
-  forced = rows.forced + (processors.NONE - rows.forced) * is_suppressed
-  forced_at = forced_at + (_MOST - forced_at) * is_replaced
+  forced = rows.forced + (processors.NONE - rows.forced) * is_suppressed.astype(
+    np.int32
+  )
+  forced_at = forced_at + (_MOST - forced_at) * is_replaced.astype(np.int32)
 
   if encoded is not None:  # Id 0 is padding.
     nothing = np.int32(processors.NONE)

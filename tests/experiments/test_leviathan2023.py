@@ -292,8 +292,8 @@ def test_the_page_has_every_table_with_its_command(tmp_path, monkeypatch):
   assert page.index('### Table 2') < apart < page.index('### Table 3')
   assert page.count('- command: `python -m experiments.sun2024') == 3
   assert '| 1.23 |  |' in page
-  assert '](../experiments/leviathan2023/results/f.svg)' in page
-  assert '](../experiments/leviathan2023/results/float32/f.svg)' in page
+  assert '](leviathan2023/results/f.svg)' in page
+  assert '](leviathan2023/results/float32/f.svg)' in page
   assert '- date: 1970-01-01' in page
   assert '- XLA_FLAGS: --xla_flag=1\n' in page
   assert 'Xia' not in page.split('\n## ')[1]

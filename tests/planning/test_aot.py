@@ -164,7 +164,7 @@ def test_more_positions_than_a_model_has_are_refused():
 
 def test_without_libtpu_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'libtpu', None)
-  with pytest.raises(ImportError, match=r'specdec_jax\[tpu\]'):
+  with pytest.raises(ImportError, match=r"pip install -e '\.\[tpu\]'"):
     aot.find_slice('v4:1x1x1')
 
 

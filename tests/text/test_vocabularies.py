@@ -167,7 +167,7 @@ def test_tokens_with_gaps():
 
 def test_missing_tokenizers_says_what_to_install(monkeypatch):
   monkeypatch.setitem(__import__('sys').modules, 'tokenizers', None)
-  with pytest.raises(ImportError, match=r'pip install specdec_jax\[models\]'):
+  with pytest.raises(ImportError, match=r"pip install -e '\.\[models\]'"):
     vocabularies.import_tokenizers()
 
 

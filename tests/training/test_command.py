@@ -152,7 +152,7 @@ def test_the_help_lists_the_macros(capsys):
   assert macros.count('--gin.MODEL_DIR VALUE') == 1
 
 
-@pytest.mark.parametrize('command', ['models.data', 'models.train'])
+@pytest.mark.parametrize('command', ['data_command', 'train_command'])
 def test_every_flag_has_a_help_text(command):
   def flags(parser):
     for action in parser._actions:
@@ -162,7 +162,7 @@ def test_every_flag_has_a_help_text(command):
           yield from flags(subparser)
 
   parser = argparse.ArgumentParser()
-  importlib.import_module(f'specdec_jax.cli.commands.{command}').add_arguments(
+  importlib.import_module(f'specdec_jax.training.{command}').add_arguments(
     parser
   )
   bare = [
