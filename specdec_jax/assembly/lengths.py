@@ -194,10 +194,15 @@ def _tree(shape: Any, gamma: int) -> Tree:
     if isinstance(shape, str) or not isinstance(shape, Sequence):
       raise ValueError(f'{shape!r} is not {_TREES}')
     # (0, 0, 1) are parents; [(0,), (1,), (0, 0)] are paths of the same tree.
+    is_path = lambda value: (
+      isinstance(value, Sequence) and all(map(is_number, value))
+    )
     if all(map(is_number, shape)):
       tree = Tree(tuple(shape))
-    else:
+    elif all(map(is_path, shape)):
       tree = Tree(theory.parents_of([tuple(path) for path in shape]))
+    else:
+      raise ValueError(f'{shape!r} is not {_TREES}')
     trees.check(tree)
   except (TypeError, ValueError) as error:
     raise ValueError(f'tree: {error}') from error

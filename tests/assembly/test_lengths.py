@@ -54,6 +54,14 @@ def test_a_tree_may_be_said_in_three_ways(shape):
   assert lengths.depth(found) <= 3
 
 
+@pytest.mark.parametrize(
+  'shape', [(-1, -1, 0), (0, (1,)), [('a',)], [[0], '0'], [(-1,)], (0, True)]
+)
+def test_a_tree_in_no_format_names_the_formats(shape):
+  with pytest.raises(ValueError, match=r'a number of nodes, the parents of'):
+    lengths.of(gamma=3, tree=shape)
+
+
 def test_auto_is_as_deep_as_its_widest():
   assert lengths.depth(lengths.of(gamma='auto', tried=(2, 5))) == 5
 
