@@ -2,8 +2,7 @@
 
 For each extra a copy of the package is made without the extra's folder and its
 tests. In the copy, every module of the core is imported, the layers hold, a
-small model decodes, and the command line says which commands are left. The slow
-tests run the core's own tests in such a copy.
+small model decodes, and the command line says which commands are left.
 """
 
 import pathlib
@@ -26,17 +25,6 @@ COMMANDS = {
   'trace': ['trace'],
   'training': ['data', 'train'],
 }
-# Tests of the repository as a whole, which need all of it.
-WHOLE = (
-  'experiments',
-  'fuzz',
-  'kills',
-  'test_deploy.py',
-  'test_docs.py',
-  'test_extras.py',
-  'test_notebooks.py',
-  'test_wheel.py',
-)
 PROGRAM = """
 import contextlib, importlib, io, pathlib, pkgutil, sys
 import specdec_jax
@@ -111,16 +99,3 @@ def test_the_core_stands_without(extra, tmp_path):
   for command in commands:
     told = f'{command} is a command of the extra {extra}, whose folder'
     assert told in result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('extra', sorted(EXTRAS))
-def test_the_cores_tests_pass_without(extra, tmp_path):
-  folder = copy_without(extra, tmp_path)
-  others = [
-    f'--ignore=tests/{name}' for name in (*WHOLE, *EXTRAS, 'integrations')
-  ]
-  result = run_in(
-    folder, '-m', 'pytest', '--quick', '-q', '-m', 'not slow', *others, 'tests'
-  )
-  assert result.returncode == 0, result.stdout[-4000:]
