@@ -13,7 +13,6 @@ from specdec_jax import drafters
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Grammar, Params
-from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.rates import Counts
@@ -42,7 +41,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
   )
   (state,) = side.decode()
   position = 6
-  found = metrics._logits_after(target, params, state, position)
+  found = sameness._logits_after(target, params, state, position)
   for row in range(2):
     prefix = np.asarray(state.context.tokens)[row, :position].tolist()
     cache = target.init(params.target, toy.prompt([prefix]), MAX_LEN)
