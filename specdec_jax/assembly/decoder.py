@@ -20,13 +20,14 @@ from specdec_jax.assembly.models import Model, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
-from specdec_jax.checkpoints import formats, huggingface, loading
+from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.formats import Shardings
 from specdec_jax.decoding import exact_bits as exact_bits_lib
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import Pool, text_pool
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
+from specdec_jax.text import generation_config
 from specdec_jax.text.stop_strings import split_stops
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -269,8 +270,10 @@ def outline(
   if vocabulary is not None and not model.is_random:
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
-    sampling = sampling.with_defaults(*huggingface.stated(path))
-    stop, vocabulary = split_stops(huggingface.read_stops(path), vocabulary)
+    sampling = sampling.with_defaults(*generation_config.stated(path))
+    stop, vocabulary = split_stops(
+      generation_config.read_stops(path), vocabulary
+    )
   target_info = Target(
     name=model.checkpoint,
     config=config,

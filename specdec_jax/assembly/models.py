@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Arrays
-from specdec_jax.checkpoints import formats, loading, settings
+from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.formats import Shardings
+from specdec_jax.files import settings
 from specdec_jax.models import families, presets, products, quantized
 from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig

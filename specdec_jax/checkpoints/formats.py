@@ -24,13 +24,14 @@ from specdec_jax.checkpoints.gguf import container
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.models.products import Weights
-from specdec_jax.text import vocabulary_files
+from specdec_jax.text import generation_config, vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # Lies beside weights that draft only some tokens; see `assembly.models`.
 DRAFT_VOCABULARY = 'draft_vocabulary.json'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Weights], Weights]
+_ReadIds = Callable[[Path], tuple[int, ...]]
 _ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
 
 
@@ -77,7 +78,9 @@ class Format(NamedTuple):
   read_config: Callable[..., AnyConfig]
   read_params: Callable[..., Weights]
   read_vocabulary: _ReadVocabulary = _vocabulary_in(lambda path: (path,))
-  read_eos_ids: Callable[[Path], tuple[int, ...]] = huggingface.read_eos_ids
+  read_eos_ids: Callable[[Path], tuple[int, ...]] = (
+    generation_config.read_eos_ids
+  )
   needs_sizes: bool = False
   in_slices: bool = False
   write: Callable[[Path, AnyConfig, Weights, int], None] | None = None
@@ -94,7 +97,7 @@ def find(path: Path) -> Format:
     return found
   safetensors_folder.refuse_adapter(path)
   raise ValueError(
-    f'{path} has no {huggingface.CONFIG} of Hugging Face, no finished '
+    f'{path} has no {generation_config.CONFIG} of Hugging Face, no finished '
     f'checkpoint_N of T5X and no {model_file.NAME} of ours'
   )
 
@@ -265,11 +268,11 @@ FORMATS = (
   ),
   Format(
     name='huggingface',
-    matches=lambda path: (path / huggingface.CONFIG).is_file(),
+    matches=lambda path: (path / generation_config.CONFIG).is_file(),
     read_config=huggingface.read_config,
     read_params=huggingface.read_params,
     write=_without_step(huggingface.save),
-    files=(huggingface.CONFIG, safetensors_folder.SINGLE_FILE),
+    files=(generation_config.CONFIG, safetensors_folder.SINGLE_FILE),
   ),
   _t5x('legacy'),
   _t5x('orbax'),

@@ -9,13 +9,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import formats, huggingface, pretrained
+from specdec_jax.checkpoints import formats, pretrained
+from specdec_jax.checkpoints.huggingface import hub
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families, layers, products
 from specdec_jax.models.families import Config
 from specdec_jax.models.products import Weights
-from specdec_jax.text import ends, vocabulary_files
+from specdec_jax.text import ends, generation_config, vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # No known checkpoint pads its vocabulary to a multiple larger than this.
@@ -98,7 +99,7 @@ def locate(name: str) -> Path:
   if name in pretrained.names():
     return pretrained.FOLDER / name
   if name.startswith('hf:'):
-    return huggingface.download(name.removeprefix('hf:'))
+    return hub.download(name.removeprefix('hf:'))
   path = user_path(name)
   if not name or not (path.is_dir() or formats.find_if_any(path)):
     names = [*pretrained.PACKAGED, *pretrained.names()]
@@ -189,12 +190,12 @@ def read_other_vocabulary(
 def warn_of(path: Path, *, is_converted: bool = False) -> None:
   """Logs, once, what the files at a path state of texts and is not honoured, or
   what is lost where the model is converted."""
-  known = huggingface.NOT_HONOURED
+  known = generation_config.NOT_HONOURED
   if is_converted:
-    known = known | huggingface.HONOURED | huggingface.STOPS
-  file, found = huggingface.stated(path, known)
+    known = known | generation_config.HONOURED | generation_config.STOPS
+  file, found = generation_config.stated(path, known)
   # Limits of sampling are the command's. This one makes every text greedy.
-  if huggingface.stated(path, _TOP_K)[1] == {'top_k': 1}:
+  if generation_config.stated(path, _TOP_K)[1] == {'top_k': 1}:
     found['top_k'] = 1
   # Each as `sequence_bias [...]`.
   said = sorted(f'{key} {reprlib.repr(x)}' for key, x in found.items())

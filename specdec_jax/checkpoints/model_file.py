@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import settings
-from specdec_jax.checkpoints.settings import Json, Settings
-from specdec_jax.files import replacing
+from specdec_jax.files import replacing, settings
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models import families, layers, quantized
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.products import Weights

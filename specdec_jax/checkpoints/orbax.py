@@ -9,11 +9,11 @@ import glob
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import model_file, settings, stored_arrays
-from specdec_jax.checkpoints.settings import Json, Settings
+from specdec_jax.checkpoints import model_file, stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
-from specdec_jax.files import full_disk
+from specdec_jax.files import full_disk, settings
 from specdec_jax.files.require import require
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.launch import processes
 from specdec_jax.models import quantized
 from specdec_jax.models.families import AnyConfig

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import settings, stored_arrays
+from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.checkpoints.parameters import (
   Parameter,
   is_all_finite,
   read_all,
 )
-from specdec_jax.files import replacing
+from specdec_jax.files import replacing, settings
 from specdec_jax.files.paths import is_in_bucket, mapped
 from specdec_jax.files.require import require
 from specdec_jax.models import families, quantized

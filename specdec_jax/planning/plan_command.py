@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.assembly.drafters import DRAFTERS
-from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs
+from specdec_jax.files import settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import numbers
 from specdec_jax.models import presets

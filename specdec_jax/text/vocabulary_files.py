@@ -5,9 +5,13 @@ import os
 import re
 from pathlib import Path
 
-from specdec_jax.checkpoints import huggingface
 from specdec_jax.files.paths import user_path
-from specdec_jax.text import ends, sentencepiece_vocabulary
+from specdec_jax.text import (
+  ends,
+  generation_config,
+  huggingface_tokenizer,
+  sentencepiece_vocabulary,
+)
 from specdec_jax.text.sentencepiece_vocabulary import (
   SPACE,
   SentencePieceVocabulary,
@@ -60,7 +64,7 @@ def read(
   folder = path if is_folder else path.parent
   # As in transformers: tokens may have been added that only this file has.
   if is_folder and (folder / TOKENIZER).is_file():
-    return huggingface.read_vocabulary(folder)
+    return huggingface_tokenizer.read_vocabulary(folder)
   model = path / SENTENCEPIECE if is_folder else path
   if is_folder and not model.is_file():
     raise missing(path)
@@ -74,7 +78,9 @@ def read(
   if not is_folder:
     return vocabulary
   _check_added(folder, vocabulary)
-  return ends.with_ends(vocabulary, huggingface.read_eos_ids(folder), folder)
+  return ends.with_ends(
+    vocabulary, generation_config.read_eos_ids(folder), folder
+  )
 
 
 def missing(path: Path) -> ValueError:
@@ -97,10 +103,10 @@ def missing(path: Path) -> ValueError:
 def _stated_sentinels(folder: Path) -> int | None:
   """Returns how many sentinels the tokenizer's settings in a folder state, as a
   number or one by one; None if they say nothing."""
-  values = huggingface.tokenizer_settings(folder)
+  values = huggingface_tokenizer.tokenizer_settings(folder)
   numbers = sorted(
     int(match[1])
-    for text in huggingface.added_tokens(folder, values)
+    for text in huggingface_tokenizer.added_tokens(folder, values)
     if (match := _SENTINEL.fullmatch(text))
   )
   if values.has('extra_ids'):
@@ -123,9 +129,9 @@ def _stated_sentinels(folder: Path) -> int | None:
 def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
   """Raises ValueError for added tokens that SentencePiece would split, or that
   have other ids than the settings of the tokenizer say."""
-  values = huggingface.tokenizer_settings(folder)
-  stated_ids = huggingface.added_ids(folder, values)
-  for text in huggingface.added_tokens(folder, values):
+  values = huggingface_tokenizer.tokenizer_settings(folder)
+  stated_ids = huggingface_tokenizer.added_ids(folder, values)
+  for text in huggingface_tokenizer.added_tokens(folder, values):
     token_id = vocabulary.token_to_id(text)
     if token_id is None:
       token_id = vocabulary.token_to_id(f'{SPACE}{text}')

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax.checkpoints import gguf
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files.settings import Settings
 from specdec_jax.models import presets
 from tests import toy_gemma
 from tests.checkpoints.tiny_models import (

@@ -7,19 +7,27 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface, safetensors_folder
+from specdec_jax.checkpoints.huggingface import hub
 from specdec_jax.models.llama import RopeScaling
+from specdec_jax.text import huggingface_tokenizer
 from tests.checkpoints.tiny_models import (
   CHAT_TEMPLATE,
   MERGES,
   assert_trees_equal,
   byte_tokens,
-  load,
   make_config,
   make_params,
 )
 
 pytest.importorskip('safetensors')
 tokenizers = pytest.importorskip('tokenizers')
+
+
+def load_folder(folder, **options) -> tuple:
+  """Sizes, parameters and vocabulary of a Hugging Face folder."""
+  config = huggingface.read_config(folder, **options)
+  vocabulary = huggingface_tokenizer.read_vocabulary(folder)
+  return config, huggingface.read_params(folder, config), vocabulary
 
 
 def tokenizer_json() -> str:
@@ -86,7 +94,7 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
   )
   params = make_params(config)
   save(tmp_path, config, params)
-  loaded, loaded_params, vocabulary = load(huggingface, tmp_path, dtype=dtype)
+  loaded, loaded_params, vocabulary = load_folder(tmp_path, dtype=dtype)
   assert loaded == config
   assert_trees_equal(loaded_params, params)
   assert vocabulary.tokens() == byte_tokens()
@@ -106,7 +114,7 @@ def test_round_trip_of_each_network(tmp_path, changes, kind):
   config = make_config(**changes)
   params = make_params(config)
   save(tmp_path, config, params)
-  loaded, loaded_params, _ = load(huggingface, tmp_path)
+  loaded, loaded_params, _ = load_folder(tmp_path)
   assert loaded == config
   assert_trees_equal(loaded_params, params)
   stated = json.loads((tmp_path / 'config.json').read_text())
@@ -133,13 +141,13 @@ def test_networks_that_transformers_has_not_are_not_written(changes, message):
 
 
 def test_shards_equal_the_single_file(folder):
-  config, params, _ = load(huggingface, folder)
+  config, params, _ = load_folder(folder)
   shard(folder)
   assert_trees_equal(huggingface.read_params(folder, config), params)
 
 
 def test_a_tied_head_in_the_file_is_the_embeddings(folder):
-  config, params, _ = load(huggingface, folder)
+  config, params, _ = load_folder(folder)
   rewrite(
     folder,
     lambda t: t.update({
@@ -166,10 +174,10 @@ def test_missing_files_are_named(folder):
     huggingface.read_params(folder, config)
   (folder / 'tokenizer.json').unlink()
   with pytest.raises(ValueError, match=r'no tokenizer\.json'):
-    load(huggingface, folder)
+    load_folder(folder)
   (folder / 'config.json').unlink()
   with pytest.raises(ValueError, match=r'cannot read .*config\.json'):
-    load(huggingface, folder)
+    load_folder(folder)
 
 
 def test_an_index_that_names_absent_tensors_is_refused(folder):
@@ -354,7 +362,7 @@ LLAMA3 = {
 def test_unsupported_networks_are_refused(folder, changes, message):
   change_json(folder / 'config.json', **changes)
   with pytest.raises(ValueError, match=message):
-    load(huggingface, folder)
+    load_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -388,13 +396,13 @@ def test_unsupported_networks_are_refused(folder, changes, message):
 def test_settings_of_another_type_are_named(folder, key, value, message):
   change_json(folder / 'config.json', **{key: value})
   with pytest.raises(ValueError, match=rf'config\.json: {key} {message}'):
-    load(huggingface, folder)
+    load_folder(folder)
 
 
 def test_settings_of_a_section_are_named(folder):
   change_json(folder / 'config.json', rope_scaling={'type': 5})
   with pytest.raises(ValueError, match=r'rope_scaling\.type is 5'):
-    load(huggingface, folder)
+    load_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -506,24 +514,24 @@ def test_broken_json_is_refused(folder, text):
   content = text if isinstance(text, bytes) else text.encode()
   (folder / 'config.json').write_bytes(content)
   with pytest.raises(ValueError, match=r'config\.json.*no JSON'):
-    load(huggingface, folder)
+    load_folder(folder)
 
 
 def test_a_broken_tokenizer_is_refused(folder):
   (folder / 'tokenizer.json').write_text('{}')
   with pytest.raises(ValueError, match=r'tokenizer\.json cannot'):
-    huggingface.read_vocabulary(folder)
+    huggingface_tokenizer.read_vocabulary(folder)
 
 
 def test_truncation_and_padding_are_off(folder):
   """A tokenizer that was saved after training still has both on."""
   text = 'the in 12 ' * 30
-  whole = huggingface.read_vocabulary(folder).encode(text)
+  whole = huggingface_tokenizer.read_vocabulary(folder).encode(text)
   tokenizer = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   tokenizer.enable_truncation(8)
   tokenizer.enable_padding(length=16, pad_id=0, pad_token='<|endoftext|>')
   tokenizer.save(str(folder / 'tokenizer.json'))
-  vocabulary = huggingface.read_vocabulary(folder)
+  vocabulary = huggingface_tokenizer.read_vocabulary(folder)
   assert len(whole) > 100
   assert vocabulary.encode(text) == whole
   assert len(vocabulary.encode('in')) == 1
@@ -542,11 +550,11 @@ def test_truncation_and_padding_are_off(folder):
 def test_tokenizer_settings_of_another_type(folder, changes, message):
   change_json(folder / 'tokenizer_config.json', **changes)
   with pytest.raises(ValueError, match=rf'tokenizer_config\.json: {message}'):
-    huggingface.read_vocabulary(folder)
+    huggingface_tokenizer.read_vocabulary(folder)
 
 
 def test_where_the_chat_template_comes_from(folder):
-  read = lambda: huggingface.read_vocabulary(folder).chat_template
+  read = lambda: huggingface_tokenizer.read_vocabulary(folder).chat_template
   assert read() is None
   settings = folder / 'tokenizer_config.json'
   change_json(settings, chat_template='single', bos_token='<|im_start|>')
@@ -558,7 +566,7 @@ def test_where_the_chat_template_comes_from(folder):
       {'name': 'default', 'template': CHAT_TEMPLATE},
     ],
   )
-  vocabulary = huggingface.read_vocabulary(folder)
+  vocabulary = huggingface_tokenizer.read_vocabulary(folder)
   assert vocabulary.chat_template == CHAT_TEMPLATE
   assert vocabulary.roles['bos_token'] == '<|im_start|>'
   assert vocabulary.tool_template == 'tools'
@@ -568,7 +576,7 @@ def test_where_the_chat_template_comes_from(folder):
   more = folder / 'additional_chat_templates'
   more.mkdir()
   (more / 'tool_use.jinja').write_text('tools of a file')
-  vocabulary = huggingface.read_vocabulary(folder)
+  vocabulary = huggingface_tokenizer.read_vocabulary(folder)
   assert vocabulary.chat_template == 'file'
   assert vocabulary.tool_template == 'tools of a file'
 
@@ -586,24 +594,26 @@ def test_saving_names_what_is_wrong(tmp_path):
 
 
 def test_downloads(monkeypatch, tmp_path):
-  hub = pytest.importorskip('huggingface_hub')
+  huggingface_hub = pytest.importorskip('huggingface_hub')
 
   def snapshot(name, *, allow_patterns, ignore_patterns, **_):
     files = ['model-1-of-2.safetensors', 'consolidated.safetensors']
     patterns = {'allow_patterns': allow_patterns}
     patterns |= {'ignore_patterns': ignore_patterns}
-    assert [*hub.utils.filter_repo_objects(files, **patterns)] == files[:1]
+    assert [
+      *huggingface_hub.utils.filter_repo_objects(files, **patterns)
+    ] == files[:1]
     return str(tmp_path / name)
 
-  monkeypatch.setattr(hub, 'snapshot_download', snapshot)
-  assert huggingface.download('some/model') == tmp_path / 'some/model'
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
+  assert hub.download('some/model') == tmp_path / 'some/model'
 
   def fail(name, **_):
     raise OSError('no route to host')
 
-  monkeypatch.setattr(hub, 'snapshot_download', fail)
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', fail)
   with pytest.raises(ValueError, match=r'hf:some/model.*no route'):
-    huggingface.download('some/model')
+    hub.download('some/model')
   for name in ('model', '/model', 'a/b/c', ''):
     with pytest.raises(ValueError, match='write hf:organisation/name'):
-      huggingface.download(name)
+      hub.download(name)

@@ -10,6 +10,7 @@ import pytest
 
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families, layers, presets
+from specdec_jax.text import generation_config
 from tests import toy_gemma
 from tests.checkpoints.tiny_models import assert_trees_equal
 
@@ -270,7 +271,7 @@ def test_the_end_of_text_of_a_decoder(tmp_path):
   write(tmp_path, 't5gemma')
   change(tmp_path, eos_token_id=None)
   change(tmp_path, 'decoder', eos_token_id=[1, 7])
-  assert huggingface.read_eos_ids(tmp_path) == (1, 7)
+  assert generation_config.read_eos_ids(tmp_path) == (1, 7)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from specdec_jax.checkpoints import (
   model_file,
   safetensors_model,
 )
+from specdec_jax.checkpoints.huggingface import hub
 from specdec_jax.models import products
 from tests.checkpoints import tiny_t5
 from tests.checkpoints.tiny_models import (
@@ -41,7 +42,7 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
   tokenizer_json = from_file.vocabulary.tokenizer.to_str()
   (folder / 'tokenizer.json').write_text(tokenizer_json, encoding='utf-8')
   from_folder = loading.load(str(folder))
-  monkeypatch.setattr(huggingface, 'download', lambda name: tmp_path / name)
+  monkeypatch.setattr(hub, 'download', lambda name: tmp_path / name)
   from_hub = loading.load('hf:tiny')
   for model in (from_file, from_folder, from_hub):
     assert model.config == config

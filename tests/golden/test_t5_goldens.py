@@ -14,6 +14,7 @@ import pytest
 from specdec_jax.checkpoints import huggingface, t5x
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.text import generation_config
 
 GOLDEN = pathlib.Path(__file__).parent
 TINY = (
@@ -81,7 +82,7 @@ def test_logits_and_greedy_tokens_of_transformers(name):
   assert np.abs(expected).max() > 1
   teacher, own = np.split(logits, 2)
   np.testing.assert_allclose(teacher, expected, rtol=0, atol=1e-4)
-  (eos_id,) = huggingface.read_eos_ids(folder)
+  (eos_id,) = generation_config.read_eos_ids(folder)
   assert eos_id == (2 if name == 'tiny_madlad' else 1)
   check_greedy(own, greedy, eos_id)
 

@@ -17,10 +17,10 @@ from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.assembly.sampling import Sampling as Options
 from specdec_jax.base import Context, Params, Prompt, Sampling
-from specdec_jax.checkpoints import huggingface
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.sampling import logits, processors
+from specdec_jax.text import generation_config
 from tests import slow, toy, toy_tree, trial
 from tests.cli import tiny
 
@@ -385,6 +385,6 @@ def test_of_a_files_least_lengths_the_one_of_new_tokens_counts(tmp_path):
   stated = {'min_length': 9, 'min_new_tokens': 0}
   path = tmp_path / 'generation_config.json'
   path.write_text(json.dumps(stated))
-  assert huggingface.stated(tmp_path)[1] == {}
+  assert generation_config.stated(tmp_path)[1] == {}
   path.write_text(json.dumps(stated | {'min_new_tokens': None}))
-  assert huggingface.stated(tmp_path)[1] == {'min_length': 9}
+  assert generation_config.stated(tmp_path)[1] == {'min_length': 9}

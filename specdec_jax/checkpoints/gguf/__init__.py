@@ -8,11 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import parameters, settings, stored_arrays
+from specdec_jax.checkpoints import parameters, stored_arrays
 from specdec_jax.checkpoints.gguf import container
 from specdec_jax.checkpoints.gguf.container import GgufFile
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Json, Settings
+from specdec_jax.files import settings
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models import llama
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from specdec_jax.checkpoints import parameters
-from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files import require as packages
 from specdec_jax.files.paths import mapped
+from specdec_jax.files.settings import Json, Settings
 
 if TYPE_CHECKING:
   from specdec_jax.files.buckets import Ranges

@@ -12,7 +12,7 @@ from specdec_jax.checkpoints import parameters, safetensors_folder
 from specdec_jax.checkpoints.huggingface import gemma4
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
-from specdec_jax.checkpoints.settings import Json, Settings
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models.drafting.assistant import AssistantConfig
 
 _KIND, _UNIFIED = 'gemma4_assistant', 'gemma4_unified_assistant'

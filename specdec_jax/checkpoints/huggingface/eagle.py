@@ -16,8 +16,8 @@ from specdec_jax.checkpoints import parameters, safetensors_folder
 from specdec_jax.checkpoints.huggingface import llama
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
-from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.products import Weights
 

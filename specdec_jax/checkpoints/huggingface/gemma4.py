@@ -9,13 +9,14 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import parameters, safetensors_folder, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder
 from specdec_jax.checkpoints.huggingface import gemma, llama
 from specdec_jax.checkpoints.huggingface.gemma import check_written
 from specdec_jax.checkpoints.huggingface.llama import FULL, SLIDING
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
-from specdec_jax.checkpoints.settings import Json, Settings
+from specdec_jax.files import settings
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.gemma.gemma4 import Gemma4Config
 

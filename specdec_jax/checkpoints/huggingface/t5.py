@@ -5,11 +5,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import parameters, safetensors_folder, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
-from specdec_jax.checkpoints.settings import Json, Settings
+from specdec_jax.files import settings
 from specdec_jax.files.paths import user_path
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models.t5 import T5Config
 
 MODEL_TYPES: tuple[str, ...] = ('t5', 'mt5', 'umt5')

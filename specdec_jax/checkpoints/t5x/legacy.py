@@ -14,8 +14,8 @@ import numpy as np
 from flax import serialization, traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
-from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
+from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models.products import Weights
 
 FILE = 'checkpoint'

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.checkpoints import settings
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files import settings
 from specdec_jax.files.paths import user_path
+from specdec_jax.files.settings import Settings
 
 DESCRIPTION = 'tokens.json'
 # The SentencePiece model that the files were made with.

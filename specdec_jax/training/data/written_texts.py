@@ -16,10 +16,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import settings
-from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.files import replacing
+from specdec_jax.files import replacing, settings
 from specdec_jax.files.paths import local_path, remove_tree
+from specdec_jax.files.settings import Settings
 from specdec_jax.launch import agreement
 from specdec_jax.training.data import datasets, token_files
 from specdec_jax.training.data.datasets import Dataset
