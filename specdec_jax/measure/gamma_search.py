@@ -124,11 +124,13 @@ def measure(
   with progress.bar(title, 2 * len(tried)) as bar:
 
     def decode(gamma: int) -> list[Measurement]:
-      chosen = itertools.islice(next_batches, batches_at_once)
-      call = programs[gamma]
-      found = [settings.call(functools.partial(call, b)) for b in chosen]
+      program = programs[gamma]
+      measurements = []
+      for batch in itertools.islice(next_batches, batches_at_once):
+        _, measurement = settings.call(functools.partial(program, batch))
+        measurements.append(measurement)
       bar.advance(1)
-      return found
+      return measurements
 
     choice = choose(tried, decode, batch_size=settings.num_rows, waits=True)
   keep(decoder, settings.num_rows, settings.num_devices, choice, source)
@@ -157,13 +159,17 @@ def keep(
 
 def compile_for(
   decoder: Decoder, first: Batch, settings: running.DecodeSettings
-) -> Callable[[Batch], Measurement]:
-  """Compiles prefill and loop for such batches, and warms them up."""
+) -> Callable[[Batch], tuple[DecodeOutput, Measurement]]:
+  """Compiles prefill and loop for such batches, and warms them up.
+
+  Returns:
+    Decodes a batch: what came out, and how long it took.
+  """
   params, [prefill, loop, _] = running.compiled(
     decoder, first, settings, running.parts
   )
 
-  def decode(batch: Batch) -> Measurement:
+  def decode(batch: Batch) -> tuple[DecodeOutput, Measurement]:
     key, prompt = running.placed(batch, settings)
     state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
     result, loop_seconds = stopwatch.run_seconds(
@@ -171,13 +177,14 @@ def compile_for(
     )
     output: DecodeOutput = result[1]
     statistics = output.statistics
-    return Measurement(
+    measurement = Measurement(
       gamma=decoder.drafter.gamma,
       statistics=statistics,
       num_iterations=int(statistics.num_target_runs.max()),
       fill_seconds=fill_seconds,
       loop_seconds=loop_seconds,
     )
+    return output, measurement
 
   # The first run of a program is slower: memory is laid out, caches are cold.
   most = first.prompt.decoder_lengths + _NUM_WARM

@@ -43,10 +43,10 @@ def plain(generate):
 def test_models_whose_logits_are_padded_differently(generate, make_model):
   wide = make_model('wide', vocab_size=len(tiny.make_tokens()) + 7)
   wider = make_model('wider', vocab_size=len(tiny.make_tokens()) + 9)
-  prompt = ('--prompt', 'the in ab', '--gamma', '2')
+  prompt = ('--prompt', 'the in ab')
   expected = generate(*prompt, '--drafter', 'none', **{'--model': wide}).out
   for other in (wide, wider):
-    draft_model = ('--draft_model', other)
+    draft_model = ('--draft_model', other, '--gamma', '2')
     assert generate(*prompt, *draft_model, **{'--model': wide}).out == expected
 
 

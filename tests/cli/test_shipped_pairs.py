@@ -29,9 +29,12 @@ def test_a_pair_decodes_by_name(run, tmp_path, pair):
   prompts = PROMPTS[pair]
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts) + '\n')
   records = []
-  for drafting in (('--draft_model', f'{pair}-nano'), ('--drafter', 'none')):
+  for drafting in (
+    ('--draft_model', f'{pair}-nano', '--gamma', 3),
+    ('--drafter', 'none'),
+  ):
     result = run(
-      *('generate', '--model', f'{pair}-mini', *drafting, '--gamma', 3),
+      *('generate', '--model', f'{pair}-mini', *drafting),
       *('--prompts', tmp_path / 'prompts.txt', '--batch_size', len(prompts)),
       *('--max_new_tokens', 20, '--json', tmp_path / 'out.jsonl'),
     )

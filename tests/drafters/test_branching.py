@@ -55,7 +55,7 @@ def asked_after_each_path(name: str, is_ranked: bool):
   after = {0: jax.jit(chain.catch_up)(params, CONTEXT, own, *seen)}
   for node, parent in enumerate(TREE.parents, start=1):
     tokens = draft.tokens[:, node - 1 : node]
-    raw, left, cache = extend(params, tokens, *after[parent][1:])
+    raw, left, cache = extend(params, tokens, *after[parent][1:], *seen)
     after[node] = raw[:, 0], left, cache
   return draft, {node: TO_PROBS(raw) for node, (raw, *_) in after.items()}
 

@@ -325,12 +325,15 @@ def test_an_eagle_drafter_is_shipped_and_drafts_by_its_name(
   found = {}
   for name, more in (
     ('plain', ('--drafter', 'none')),
-    ('eagle', ('--drafter', 'eagle', '--draft_model', 'toy-eagle')),
+    (
+      'eagle',
+      ('--drafter', 'eagle', '--draft_model', 'toy-eagle', '--gamma', 2),
+    ),
   ):
     result = tiny.run(
       capfd,
       *('generate', '--model', model, '--prompt', 'the in the in', *more),
-      *('--gamma', 2, '--max_new_tokens', 12, '--json', '-'),
+      *('--max_new_tokens', 12, '--json', '-'),
     )
     assert result.status == 0, result
     [found[name]] = result.records()
