@@ -4,7 +4,7 @@
 
 `specdec calibrate` measures acceptance on this machine, the TPU compiler
 compiles the same models' iterations for a chip (it needs libtpu but no TPU),
-and the planner chooses gamma. docs/fleet.md has the table.
+and the planner chooses gamma. README.md has the table.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 The TPU compiler (libtpu, without a TPU) compiles a plain step and one that
 verifies seven drafted tokens, with caches that are read in blocks, as they are,
-and whole, as they were. docs/fleet.md has the table.
+and whole, as they were. README.md has the table.
 """
 
 import argparse
