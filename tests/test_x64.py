@@ -58,7 +58,7 @@ def speculate(drafter, *, target=table.MODEL, **rule):
 
 
 @slow.parametrize(
-  'name', table.ROWS, now=['prompt_lookup', 'eagle', 'adaptive, heuristic']
+  'name', table.ROWS, now=['prompt_lookup', 'eagle', 'adaptive, threshold']
 )
 def test_every_drafter(name):
   row = table.ROWS[name]

@@ -1,4 +1,4 @@
-"""Gamma that varies against the best that does not, and against the oracle."""
+"""Drafts that end early against the best fixed gamma, and the oracle."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ NOTE = (
   'T = 0, batch 1. Tokens per cost: the unit of cost is a plain step. At the '
   "paper's costs a target run costs 1, however many positions it scores, and a "
   'drafted token c; at the measured costs a run costs T(w) / T(1), where w is '
-  'one more than the largest draft of the schedule. The oracle drafts exactly '
+  'one more than the longest draft. The oracle drafts exactly '
   'what is accepted: 1 / (1 - alpha + alpha c). Tokens drafted beyond the end '
   'of a text are not counted.'
 )
@@ -31,7 +31,7 @@ class _Way:
 def compare(
   pair: Pair, settings: Settings, found: Sweep
 ) -> tuple[list[Cells], str]:
-  """Rows of the best fixed gammas, every schedule and the oracle, and a
+  """Rows of the best fixed gammas, every threshold and the oracle, and a
   sentence of who wins."""
   parts = measured.costs(pair, 0.0, settings)
   c = parts.c(settings.max_gamma)
@@ -111,7 +111,7 @@ def _verdict(
     word = 'beats' if gain > 0 else 'does not beat'
     costs = "the paper's" if name == 'paper' else 'the measured'
     parts.append(
-      f'at {costs} costs the best schedule ({way.name}) {word} the best fixed '
+      f'at {costs} costs the best threshold ({way.name}) {word} the best fixed '
       f'gamma ({best[name].cap}): {gain:+.1%}'
     )
   return f'{pair.name}: {"; ".join(parts)}.'

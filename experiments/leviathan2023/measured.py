@@ -17,7 +17,6 @@ from specdec_jax import theory, verification
 from specdec_jax.assembly.rules import SpeculativeSampling
 from specdec_jax.base import Drafter, Params
 from specdec_jax.decoding.method import Method
-from specdec_jax.drafters import schedules
 from specdec_jax.measure import calibration, iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
@@ -204,7 +203,7 @@ def _costs_by_themselves(
   pair: Pair, temperature: float, settings: Settings
 ) -> Costs:
   made = _cost_programs(pair, temperature, settings)
-  # At temperature 0 they only choose what the schedules are given.
+  # At temperature 0 they only plan a gamma.
   repeats = settings.repeats if temperature else 2
   timed = stopwatch.alternate(made.programs, repeats)
   return _as_costs(pair, made.costs(*timed))
@@ -292,8 +291,8 @@ def sweep(
   gammas: tuple[int, ...],
   has_adaptive: bool = False,
 ) -> Sweep:
-  """Times all of them in turns, at batch 1; with the schedules, the parts of an
-  iteration take turns, too."""
+  """Times all of them in turns, at batch 1; with drafts that end early, the
+  parts of an iteration take turns, too."""
   make = functools.partial(
     pairs.drafter, pair, TRAINED, temperature=temperature
   )
@@ -310,7 +309,7 @@ def sweep(
 
 
 def whole_sweep(pair: Pair, temperature: float, settings: Settings) -> Sweep:
-  """Every gamma, and every schedule."""
+  """Every gamma, and every threshold."""
   gammas = tuple(range(1, settings.max_gamma + 1))
   return sweep(pair, temperature, settings, gammas, True)
 
@@ -328,7 +327,7 @@ def at_planned(
 def _adaptive(
   pair: Pair, temperature: float, settings: Settings
 ) -> dict[tuple[str, int], Drafter]:
-  """The schedules, by name and cap.
+  """Drafters whose drafts end early, by threshold and cap.
 
   Scoring is always as wide as the cap: where width is dear, a cap at the
   planned gamma saves drafting and no more.
@@ -338,15 +337,7 @@ def _adaptive(
     pairs.drafter, pair, TRAINED, temperature=temperature
   )
   parts = _costs_by_themselves(pair, temperature, settings)
-  c = parts.draft_seconds / (
-    parts.verify_cost_ratio(limit) * parts.plain_seconds
-  )
-  ways = {
-    ('heuristic', limit): make(gamma=limit, schedule=schedules.heuristic()),
-    ('estimate', limit): make(
-      gamma=limit, schedule=schedules.running_alpha(c=c)
-    ),
-  }
+  ways = {}
   planned = max(planned_gamma(pair, temperature, settings, parts), 2)
   planned = min(planned, limit)  # Wider scoring was not timed.
   thresholds = [(limit, least) for least in THRESHOLDS]

@@ -290,13 +290,13 @@ def _check(target: LoadedModel, draft: DraftModel, kind: Kind) -> None:
 
 
 def drafter(
-  pair: Pair, name: str, gamma: int, temperature: float, **schedule: Any
+  pair: Pair, name: str, gamma: int, temperature: float, **options: Any
 ) -> Drafter:
-  """A drafter of `DRAFTERS`; the trained one's draft may end earlier by a
-  `schedule` or `min_prob` of `drafters.DraftModel`."""
+  """A drafter of `DRAFTERS`; the trained one's drafts may end early by the
+  `min_prob` of `drafters.DraftModel`."""
   target = pair.target_info(temperature)
   if name == TRAINED:
-    choice = dataclasses.replace(pair.draft, gamma=gamma, **schedule)
+    choice = dataclasses.replace(pair.draft, gamma=gamma, **options)
     return choice.make(target, choice.length).drafter
   sampled = target.sampling.to_probs(target.vocab_size)
   return ngram(

@@ -73,7 +73,7 @@ class Sweep:
   Attributes:
     plain: one token per target run.
     fixed: by gamma.
-    adaptive: by schedule, and the most tokens of a draft.
+    adaptive: by threshold, and the most tokens of a draft.
     costs: an iteration's parts, where they took turns with the rest.
   """
 

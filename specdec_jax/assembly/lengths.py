@@ -1,8 +1,8 @@
 """How much is drafted per iteration: one value for every entry point.
 
-Users say it in options that exclude each other (`gamma`, `tree`,
-`num_continuations`, `schedule` with `min_prob`); `of` makes the value of them
-and refuses contradictions. The package knows the value alone.
+Users give it by options that exclude each other (`gamma`, `tree`,
+`num_continuations`); `of` makes one value of them and refuses contradictions.
+The package reads that value alone.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ from specdec_jax import trees
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
 from specdec_jax.drafters.continuations import tree_of_copies
-from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.drafters.stateless import MAX_GAMMA, check_gamma
 from specdec_jax.launch.numbers import literal, number, positive_int
 from specdec_jax.theory import trees as theory
@@ -76,16 +75,6 @@ class Fixed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive:
-  """Up to `gamma` tokens, fewer where `schedule` or the model's own probability
-  of a token says so; see `drafters.adaptive`."""
-
-  gamma: int
-  schedule: Schedule | None = None
-  min_prob: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Auto:
   """A fixed gamma that is measured, or was by an earlier run.
 
@@ -100,7 +89,7 @@ class Auto:
   usual: int | None = None
 
 
-Length = Fixed | Adaptive | Tree | Auto
+Length = Fixed | Tree | Auto
 
 
 def of(
@@ -109,8 +98,6 @@ def of(
   usual: int = 4,
   tree: Shape | None = None,
   num_continuations: int = 1,
-  schedule: Schedule | None = None,
-  min_prob: float = 0.0,
   tried: Sequence[int] = (1, 3, 7),
 ) -> Length:
   """Makes the value from what a user says.
@@ -123,8 +110,6 @@ def of(
       known; the parents of nodes 1, 2, ...; or the nodes by the ranks along
       their paths, as in Medusa's and vLLM's settings.
     num_continuations: chains from the root of a tree, each of gamma nodes.
-    schedule: a limit per row that varies, up to gamma.
-    min_prob: the probability below which a token is the last of its draft.
     tried: the gammas that 'auto' tries beside 0.
 
   Raises:
@@ -134,7 +119,6 @@ def of(
     'gamma auto': gamma == AUTO,
     'tree': tree is not None,
     'num_continuations': num_continuations != 1,
-    'adaptive (schedule, min_prob)': schedule is not None or min_prob != 0,
   }
   # Each of these settles how much is drafted: at most one may be given.
   given = [name for name, is_given in said.items() if is_given]
@@ -155,8 +139,6 @@ def of(
     return _tree(tree, gamma)
   if num_continuations != 1:
     return tree_of_copies(gamma, num_continuations)
-  if schedule is not None or min_prob:
-    return Adaptive(gamma, schedule, min_prob)
   return Fixed(gamma)
 
 

@@ -14,15 +14,13 @@ from specdec_jax.assembly import (
   usual,
 )
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
-from specdec_jax.assembly.drafters.choice import has_schedule
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen, field_names
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Tree
-from specdec_jax.cli import options, outputs
-from specdec_jax.drafters import schedules
+from specdec_jax.cli import outputs
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.spelling import did_you_mean
@@ -102,43 +100,12 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
     if getattr(args, flag) and model is None:
       raise ValueError(f'--{flag} is for --draft_model, which is not given')
   # Of args, `model` is the target.
-  given = given | _adaptive(args, name) | {'model': model}
+  given = given | {'model': model}
   made = chosen('drafter', DRAFTERS, name, given)
   length = made.length
   if is_auto or not isinstance(length, Auto) or length.usual is None:
     return made
   return dataclasses.replace(made, gamma=length.usual)  # type: ignore[type-var]
-
-
-def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
-  """Makes the fields of a drafter whose gamma varies."""
-  name = args.adaptive
-  users = {'min_prob': options.ADAPTIVE, 'draft_cost': ('estimate',)}
-  for flag, names in users.items():
-    if getattr(args, flag) is not None and name not in names:
-      raise ValueError(f'--{flag} is for --adaptive {" or ".join(names)}')
-  if name is None:
-    return {}
-  kinds = [kind for kind, choice in DRAFTERS.items() if has_schedule(choice)]
-  if drafter not in kinds:
-    raise ValueError(
-      f'--adaptive is for --drafter {" or ".join(kinds)}, not {drafter}'
-    )
-  if name == 'estimate' and args.draft_cost is None:
-    raise ValueError(
-      '--adaptive estimate needs --draft_cost: c over T(gamma + 1) / T(1), of '
-      '`specdec calibrate`'
-    )
-  # The other two schedules go by what was accepted, and by default ignore how
-  # sure the drafter is.
-  schedule, min_prob = schedules.fixed(), options.MIN_PROB
-  if name == 'heuristic':
-    schedule, min_prob = schedules.heuristic(), 0.0
-  elif name == 'estimate':
-    schedule, min_prob = schedules.running_alpha(c=args.draft_cost), 0.0
-  if args.min_prob is not None:
-    min_prob = args.min_prob
-  return {'schedule': schedule, 'min_prob': min_prob}
 
 
 def settings(args: argparse.Namespace) -> running.DecodeSettings:

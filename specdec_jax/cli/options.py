@@ -2,14 +2,14 @@
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.launch.numbers import cost, json_object, positive_int, share
+from specdec_jax.launch.numbers import json_object, positive_int
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.launch.visible_text import visible_lines
 from specdec_jax.models.presets import DTYPES
@@ -20,9 +20,6 @@ DEFAULT_MODEL = 'smollm2-135m'
 SIZES = 'of a T5X checkpoint: a name such as t5_1_1_small, or a model.json'
 # Arguments of `--dtype`.
 DTYPE: Mapping[str, Any] = {'choices': DTYPES, 'default': 'float32'}
-ADAPTIVE = ('threshold', 'heuristic', 'estimate')
-# Below which --adaptive threshold ends a draft.
-MIN_PROB = 0.4
 
 
 def weights(text: str) -> str:
@@ -184,7 +181,6 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     'it, what this package has for --model, or prompt_lookup)',
   )
   add_flags(group, DRAFTERS.values())
-  _add_adaptive(add)
   add(
     '--verification',
     choices=RULES,
@@ -218,32 +214,6 @@ def add_flags(
         kind = field.metadata['type'] or type(field.default)
         metavar = 'FILE' if kind is str else None
         group.add_argument(f'--{name}', type=kind, help=text, metavar=metavar)
-
-
-def _add_adaptive(add: Callable) -> None:
-  """Adds how far a draft model goes, up to --gamma."""
-  add(
-    '--adaptive',
-    choices=ADAPTIVE,
-    help='end drafts before gamma. threshold: at a token that the draft model '
-    'finds unlikely; heuristic: the limit grows by 2 after a fully accepted '
-    'draft and falls by 1 otherwise; estimate: at the best gamma for the '
-    'recent acceptance rate',
-  )
-  add(
-    '--min_prob',
-    type=share,
-    help='with --adaptive: a drafted token to which the draft model gives less '
-    'is the last of its draft '
-    f'(default: {MIN_PROB} for threshold, else 0)',
-  )
-  add(
-    '--draft_cost',
-    metavar='C',
-    type=cost,
-    help='for --adaptive estimate: time of a drafted token over that of a '
-    'target run: c over T(gamma + 1) / T(1), which `calibrate` measures',
-  )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> Group:

@@ -1,6 +1,5 @@
 """Drafters: sources of drafts, each a few pure functions (`base.Drafter`)."""
 
-from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.assistant import AssistantModel, assistant
 from specdec_jax.drafters.autoregressive import autoregressive
@@ -30,7 +29,6 @@ __all__ = [
   'eagle',
   'none',
   'prompt_lookup',
-  'schedules',
   'spec_drafter',
   'suffix',
   'uniform',

@@ -1,4 +1,4 @@
-"""Drafting that stops early: gamma varies by row and by iteration."""
+"""Drafts that end early: their length varies by row and by iteration."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
-from specdec_jax.drafters import schedules
 from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
 from specdec_jax.drafters.stateless import check_gamma
 from specdec_jax.sampling import distributions, keys, processors
@@ -16,17 +15,16 @@ from specdec_jax.sampling import distributions, keys, processors
 
 @base.value
 class AdaptiveState:
-  """The draft model's cache, the schedule's memory and the last draft.
+  """What an early ending drafter keeps between iterations.
 
-  `lengths`, int32 `[B]`, are the committed lengths before that draft, 0 without
-  one; `num_drafted`, int32 `[B]`, is how many tokens it had. `first` is the
-  state of the drafter that is asked before the model.
+  Attributes:
+    cache: the draft model's cache.
+    lengths: int32 `[B]`, the committed lengths at the last draft, 0 before it.
+    first: the state of the drafter that is asked before the model.
   """
 
   cache: Arrays
-  memory: Arrays
   lengths: Array
-  num_drafted: Array
   first: Arrays
 
 
@@ -35,23 +33,21 @@ def adaptive(
   *,
   gamma: int,
   logits_to_probs: base.LogitsToProbsFn,
-  schedule: schedules.Schedule | None = None,
   min_prob: float = 0.0,
   is_argmax: bool = False,
   first: Drafter | None = None,
 ) -> Drafter:
-  """Drafts from `model` up to a limit that varies by row and iteration.
+  """Drafts from `model` up to gamma tokens, fewer where it is in doubt.
 
-  Drafting ends when no row of the batch wants another token. Acceptance is
-  inferred from how far a row has advanced (invariant 4); one that has not is
-  finished. Lossless: whether a token is drafted is decided before it is drawn.
-  A doubtful token is therefore proposed, as the last; dropping it would bias
-  the output towards tokens that the drafter likes.
+  Drafting ends when no row of the batch wants another token. A row that has not
+  advanced since its last draft is finished (invariant 4), and wants none.
+  Lossless: whether a token is drafted is decided before it is drawn. A doubtful
+  token is therefore proposed, as the last; dropping it would bias the output
+  towards tokens that the drafter likes.
 
   Args:
     model: as in `autoregressive`, like `logits_to_probs` and `is_argmax`.
     gamma: the most tokens per iteration.
-    schedule: sets a row's limit before it drafts; None means gamma.
     min_prob: a token with less probability than this, in the model's own
       distribution at temperature 1, is the last of its draft.
     first: a deterministic drafter without weights, such as `prompt_lookup`. The
@@ -65,20 +61,16 @@ def adaptive(
     raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
   if first is not None and first.gamma != gamma:
     raise ValueError(f'give `first` gamma {gamma}, too, not {first.gamma}')
-  schedule = schedule or schedules.fixed()
   chain = as_chain(model)
 
   def init(
     params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
   ) -> Arrays:
-    made = chain.init(params, prompt, max_len, *target)
-    cache, *others = made if target else (made,)
-    batch_size = prompt.decoder_lengths.size
+    chain_state = chain.init(params, prompt, max_len, *target)
+    cache, *others = chain_state if target else (chain_state,)
     state = AdaptiveState(
       cache=cache,
-      memory=schedule.init(batch_size),
-      lengths=jnp.zeros(batch_size, jnp.int32),
-      num_drafted=jnp.zeros(batch_size, jnp.int32),
+      lengths=jnp.zeros(prompt.decoder_lengths.size, jnp.int32),
       first=first.init((), prompt, max_len) if first else (),
     )
     return (state, *others) if target else state
@@ -90,18 +82,22 @@ def adaptive(
     state: AdaptiveState,
     *target: Arrays,
   ) -> tuple[Draft, AdaptiveState]:
-    moved, drafted = context.lengths - state.lengths, state.num_drafted
-    accepted = jnp.clip(moved - 1, 0, drafted)  # moved 3: 2 and a correction
-    memory, limits = schedule.update(state.memory, drafted, accepted, gamma)
-    limits = jnp.where(moved == 0, 0, jnp.clip(limits, 1, gamma))  # done: 0
-    found, of_first = None, state.first
+    # Finished rows want no token, and neither do those that `first` drafts for.
+    is_finished = context.lengths == state.lengths
+    limits = jnp.where(is_finished, 0, gamma)
+    first_draft, first_state = None, state.first
     if first:
-      found, of_first = first.propose((), row_keys, context, state.first)
-      limits = jnp.where(found.lengths > 0, 0, limits)
+      first_draft, first_state = first.propose(
+        (), row_keys, context, state.first
+      )
+      limits = jnp.where(first_draft.lengths > 0, 0, limits)
+
     # The model's cache lacks a draft that `first` or a grammar completed.
-    is_own = first is None and context.grammar is None
-    feeding = as_chain(model, num_unread=2 if is_own else gamma + 1)
+    is_complete = first is None and context.grammar is None
+    feeding = as_chain(model, num_unread=2 if is_complete else gamma + 1)
     fed = feeding.catch_up(params, context, state.cache, *target)
+
+    # Tokens are drawn until each row has reached its limit.
     to_probs = functools.partial(logits_to_probs, sampling=context.sampling)
     step_keys = keys.split(row_keys, gamma)
     draw_fn = functools.partial(_draw, to_probs, min_prob, step_keys)
@@ -110,26 +106,23 @@ def adaptive(
     draft, cache = _draft(draw_fn, extend_fn, *fed, context, empty)
     state = AdaptiveState(
       cache=cache,
-      memory=memory,
       lengths=context.lengths,
-      num_drafted=draft.lengths,
-      first=of_first,
+      first=first_state,
     )
-    return draft if found is None else _first_if_any(found, draft), state
+    if first_draft is not None:
+      draft = _first_if_any(first_draft, draft)
+    return draft, state
 
-  read = functools.partial(_read, reader(model), schedule)
+  read = functools.partial(_read, reader(model))
   seen = chain.reads_target_cache
   return Drafter(gamma, init, propose, reads_target_cache=seen, read=read)
 
 
-def _read(read_fn, schedule, params, context, state, *target, width: int):
-  """Reads text as `Drafter.read`, and forgets the schedule's memory."""
-  nothing = jnp.zeros_like(context.lengths)
+def _read(read_fn, params, context, state, *target, width: int):
+  """Reads text as `Drafter.read`."""
   return AdaptiveState(
     cache=read_fn(params, context, state.cache, *target, width=width),
-    memory=schedule.init(nothing.size),
-    lengths=nothing,
-    num_drafted=nothing,
+    lengths=jnp.zeros_like(context.lengths),
     first=state.first,
   )
 

@@ -25,7 +25,6 @@ _SHOWN = (
   'models/as_stored.gin',
   'runs/infer.gin',
   'drafters/model.gin',
-  'drafters/adaptive.gin',
   'drafters/ngram.gin',
 )
 # Folders that may differ between processes: the first process's counts.

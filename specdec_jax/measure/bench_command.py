@@ -10,11 +10,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from specdec_jax.assembly.lengths import Adaptive
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding import exact_bits
-from specdec_jax.launch import progress
+from specdec_jax.launch import numbers, progress
 from specdec_jax.measure import benchmark, gamma_search, timing
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_timing(parser).add_argument(
     '--simulate_alpha',
     metavar='ALPHA',
-    type=options.share,
+    type=numbers.share,
     help='SIMULATED: accept drafted tokens with this chance; the text is noise',
   )
   options.add_report(parser)
@@ -86,17 +85,22 @@ def _measure(
 ) -> benchmark.Figures:
   """Returns the figures of `benchmark.compare`, and what they are against."""
   decoder, method = placed.decoder, placed.decoder.method
-  # Unless it copies first, an adaptive drafter's state has the fixed one's.
-  is_adaptive = isinstance(decoder.length, Adaptive)
+  # Unless it copies first, the state of a drafter whose drafts end early has
+  # the state of the same drafter without that.
+  ends_early = bool(getattr(decoder.choice, 'min_prob', 0))
   fixed = None
-  if is_adaptive and not getattr(decoder.choice, 'lookup', False):
-    fixed = decoder.at(method.drafter.gamma).drafter
+  if ends_early and not getattr(decoder.choice, 'lookup', False):
+    choice = dataclasses.replace(  # type: ignore[type-var]
+      decoder.choice,
+      min_prob=0.0,
+    )
+    fixed = choice.make(decoder.target_info, decoder.length).drafter
   with progress.waiting('compiling'):
     candidates = placed.plain_sides(plain_dtypes)
     side = sides_lib.speculative_side(
       *placed.args, method=method, max_len=placed.max_len
     )
-    ways = {'': benchmark.drafted(side, fixed=fixed, is_adaptive=is_adaptive)}
+    ways = {'': benchmark.drafted(side, fixed=fixed, ends_early=ends_early)}
     # T(1) and the tokens to compare are of the same dtype; the baseline of the
     # speedup is the fastest of all, such as bfloat16 for a float32 target.
     plain = candidates[decoder.model.dtype]
@@ -140,8 +144,8 @@ def _table(figures: benchmark.Figures) -> object:
     title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
   plain_dtype = figures['baseline'].split(', ')[1]
   gamma = f'gamma {figures["gamma"]}'
-  if figures['adaptive']:
-    gamma = f'{figures["adaptive"]} {gamma} at most'
+  if figures['min_prob']:
+    gamma += ' at most'
   if figures['tree']:
     gamma = f'a tree of {figures["gamma"]}'
   columns = ('', f'plain ({plain_dtype})', f'{figures["drafter"]}, {gamma}')

@@ -31,14 +31,14 @@ class Drafted:
   Attributes:
     side: the decoding itself; `full_width` is of `sides.full_width_side`.
     propose: of `stopwatch.propose_programs`; none if nothing is ever drafted.
-    is_adaptive: whether its gamma varies. The theorem then does not apply, and
+    ends_early: whether drafts end early. The theorem then does not apply, and
       what several rows drafted, by the slowest row each time, is unknown.
   """
 
   side: Side
   full_width: Side
   propose: Sequence[stopwatch.Repeated]
-  is_adaptive: bool = False
+  ends_early: bool = False
 
   @property
   def drafter(self) -> Drafter:
@@ -58,11 +58,12 @@ class Drafted:
 
 
 def drafted(
-  side: Side, *, fixed: Drafter | None = None, is_adaptive: bool = False
+  side: Side, *, fixed: Drafter | None = None, ends_early: bool = False
 ) -> Drafted:
-  """Compiles what times the parts of a side of `sides.speculative_side`. An
-  adaptive drafter with a state of its own for what varies is given as it is
-  without that, too: `fixed`."""
+  """Compiles what times the parts of a side of `sides.speculative_side`.
+
+  `fixed` is the drafter of one whose drafts end early, as it is without that.
+  """
   method, state = side.program.method, side.states[0]
   propose: tuple[stopwatch.Repeated, ...] = ()
   if fixed is not None:
@@ -75,7 +76,7 @@ def drafted(
     side=side,
     full_width=sides_lib.full_width_side(side),
     propose=propose,
-    is_adaptive=is_adaptive,
+    ends_early=ends_early,
   )
 
 
@@ -177,7 +178,7 @@ def figures(
   if drafter.may_abstain:
     without = _short_iteration(timed['without_draft'], timed) / one_position
   num_drafted: int | None = drafted.counts.iterations * drafter.gamma
-  if way.is_adaptive:
+  if way.ends_early:
     num_drafted = None
     if drafted.states[0].context.lengths.size == 1:
       num_drafted = int(drafted.counts.statistics.num_drafted.sum())
@@ -206,7 +207,7 @@ def figures(
     'theory_speedup': None,
     'compared_tokens': plain.counts.num_tokens,
   }
-  if found['alpha'] is not None and not (way.is_adaptive or drafter.tree):
+  if found['alpha'] is not None and not (way.ends_early or drafter.tree):
     found['theory_speedup'] = float(
       theory.walltime_improvement(found['alpha'], drafter.gamma, c)
     )

@@ -93,13 +93,12 @@ def configuration(
   """Returns the settings of a run, for its report: `flags` by their names, the
   drafter that was chosen, and the decoder, of gamma 0 perhaps."""
   names = (
-    *('verification', 'seed', 'adaptive', 'draft_cost', 'batch_size'),
+    *('verification', 'seed', 'batch_size'),
     *('num_devices', 'max_new_tokens', 'repeats'),
     *('dtype', 'weights', 'cache_dtype', *options_of(Sampling)),
   )
   # `sequence_bias` has tuples as keys, which JSON cannot say.
   say = lambda value: str(value) if isinstance(value, dict) else value
-  min_prob = getattr(choice, 'min_prob', None)
   # A rule with options is a partial; its keywords are the options.
   of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
   return {name: say(flags[name]) for name in names} | {
@@ -112,9 +111,9 @@ def configuration(
     'drafter_options': {
       name: getattr(choice, name)
       for name in options_of(type(choice))
-      if name not in ('gamma', 'tree')
+      if name not in ('gamma', 'tree', 'min_prob')
     },
-    'min_prob': min_prob if flags['adaptive'] else None,
+    'min_prob': getattr(choice, 'min_prob', 0.0) or None,
     'lenience': flags['lenience'] or 1.0,
     **{name: of_rule.get(name) for name in ('beta', 'tau')},
     'device': platforms.device_name(),

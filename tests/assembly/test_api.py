@@ -23,7 +23,6 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import main
-from specdec_jax.drafters import schedules
 from specdec_jax.measure import timing
 from specdec_jax.text import text_files, vocabularies
 from specdec_jax.text.vocabularies import TextStream
@@ -428,11 +427,9 @@ def test_choices_may_be_those_of_numpy(folder):
   specdec_jax.generate(made, TEXTS[:2], top_logprobs=np.int32(1), **counts)
 
 
-def test_options_may_be_paths_and_bundles_of_functions(folder, tmp_path):
-  path, schedule = tmp_path / 'text.txt', schedules.heuristic()
+def test_options_may_be_paths(folder, tmp_path):
+  path = tmp_path / 'text.txt'
   path.write_text('the in ab')
-  made = specdec_jax.load(folder, draft_model=folder, schedule=schedule)
-  assert made.length.schedule is schedule
   made = specdec_jax.load(folder, drafter='suffix', suffix_text=path)
   assert made.params.drafter.tokens.max() > 0
 

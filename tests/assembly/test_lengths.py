@@ -7,18 +7,15 @@ import pytest
 
 from specdec_jax.assembly import decoder, lengths
 from specdec_jax.assembly.drafters.draft_model import DraftModel
-from specdec_jax.assembly.lengths import Adaptive, Auto, Fixed
+from specdec_jax.assembly.lengths import Auto, Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Tree
-from specdec_jax.drafters import schedules
 
-HEURISTIC = schedules.heuristic()
 # Options that exclude each other, and the value of each.
 SAYINGS = {
   'auto': ({'gamma': 'auto'}, Auto((0, 1, 3, 7))),
   'tree': ({'tree': (0, 0, 1)}, Tree((0, 0, 1))),
   'copies': ({'num_continuations': 2}, Tree((0, 0, 1, 2, 3, 4))),
-  'schedule': ({'schedule': HEURISTIC}, Adaptive(3, HEURISTIC, 0.0)),
 }
 
 
@@ -36,8 +33,13 @@ def test_each_option_has_its_value(name):
     lengths.fixed(found)
 
 
-def test_a_threshold_is_adaptive():
-  assert lengths.of(gamma=3, min_prob=0.5) == Adaptive(3, None, 0.5)
+def test_a_threshold_ends_chains_alone():
+  model = Model(checkpoint='x')
+  drafter = DraftModel(model=model, gamma=3, min_prob=0.5)
+  assert drafter.length == Fixed(3)
+  assert isinstance(DraftModel(model=model, min_prob=0.5).length, Auto)
+  with pytest.raises(ValueError, match='min_prob ends chains, not trees'):
+    _ = DraftModel(model=model, tree=4, min_prob=0.5).length
 
 
 @pytest.mark.parametrize('pair', [*itertools.combinations(SAYINGS, 2)])

@@ -11,7 +11,6 @@ from specdec_jax.assembly.drafters import DraftModel
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.cli import from_flags, options
-from specdec_jax.drafters import schedules
 from specdec_jax.drafters.prompt_lookup import checked_min_ngram
 from tests.cli.tiny import assert_refused
 
@@ -80,23 +79,10 @@ COMPLAINTS = {
     'drafter ngram needs ngram_text',
   ),
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
-  'adaptive without a draft model': (
-    ('--drafter', 'suffix', '--adaptive', 'heuristic'),
-    '--adaptive is for --drafter model or quantized or eagle or',
+  'threshold without a draft model': (
+    ('--drafter', 'suffix', '--min_prob', '0.4'),
+    'min_prob is for drafter model or quantized or eagle or',
     ', not suffix',
-  ),
-  'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
-  'an estimate of nothing': (
-    ('--draft_model', 'x', '--adaptive', 'estimate'),
-    '--adaptive estimate needs --draft_cost',
-  ),
-  'idle cost': (
-    ('--draft_model', 'x', '--adaptive', 'threshold', '--draft_cost', '0.1'),
-    '--draft_cost is for --adaptive estimate',
-  ),
-  'two ways to vary': (
-    ('--draft_model', 'x', '--adaptive', 'heuristic', '--gamma', 'auto'),
-    'gamma auto and adaptive (schedule, min_prob) each say how much',
   ),
   'a tree for copies': (
     ('--drafter', 'prompt_lookup', '--tree', '4'),
@@ -125,8 +111,8 @@ COMPLAINTS = {
     'tree is 3 deep, and gamma is 2',
   ),
   'a tree that varies': (
-    ('--draft_model', 'x', '--tree', '4', '--adaptive', 'heuristic'),
-    'tree and adaptive (schedule, min_prob) each say how much',
+    ('--draft_model', 'x', '--tree', '4', '--min_prob', '0.4'),
+    'min_prob ends chains, not trees',
   ),
   'a tree to be measured': (
     ('--draft_model', 'x', '--tree', '4', '--gamma', 'auto'),
@@ -151,11 +137,6 @@ COMPLAINTS = {
   'continuations to be measured': (
     ('--num_continuations', '2', '--gamma', 'auto'),
     'gamma auto and num_continuations each say how much',
-  ),
-  'negative cost': (('--draft_cost=-1',), '--draft_cost', 'at least 0, got -1'),
-  'idle threshold': (
-    ('--draft_model', 'x', '--min_prob', '0.5'),
-    '--min_prob is for --adaptive',
   ),
   'threshold of two': (('--min_prob', '2'), '--min_prob', '[0, 1], got 2'),
   'greedy, sampled': (
@@ -291,9 +272,9 @@ def test_a_folder_that_takes_no_files(run, no_model):
   assert 'lock' not in result.err
 
 
-def test_calibrate_measures_no_gamma_that_varies(run, no_model):
-  options = ('--draft_model', 'x', '--adaptive', 'heuristic')
-  assert_refused(run('calibrate', *PROMPT, *options), 'leave out --adaptive')
+def test_calibrate_measures_no_drafts_that_end_early(run, no_model):
+  options = ('--draft_model', 'x', '--min_prob', '0.4', '--gamma', '3')
+  assert_refused(run('calibrate', *PROMPT, *options), 'leave out --min_prob')
 
 
 def test_trees_are_not_for_all_that_chains_are_for(run, no_model):
@@ -360,11 +341,9 @@ def test_max_ngram_alone_lowers_min_ngram():
     assert checked_min_ngram(choices.drafter.max_ngram, None) == expected
 
 
-@pytest.mark.parametrize('length', [('--adaptive', 'heuristic'), ()])
-def test_the_gamma_of_a_draft_model_is_that_of_python(length):
-  schedule = schedules.heuristic() if length else None
-  _, choices = parsed('--draft_model', 'x', *length, '--verification', 'greedy')
-  expected = DraftModel(model=Model(checkpoint='x'), schedule=schedule).length
+def test_the_gamma_of_a_draft_model_is_that_of_python():
+  _, choices = parsed('--draft_model', 'x', '--verification', 'greedy')
+  expected = DraftModel(model=Model(checkpoint='x')).length
   assert choices.drafter.length.gamma == lengths.usual(expected).gamma
 
 

@@ -16,7 +16,6 @@ class Row(NamedTuple):
     make_params: the drafter's params.
     is_one_hot: whether it hands over no probabilities.
     has_constant_length: whether it always proposes gamma tokens.
-    has_memory: whether its lengths depend on what became of earlier drafts.
     is_tree: whether its drafts are trees of gamma nodes.
   """
 
@@ -24,5 +23,4 @@ class Row(NamedTuple):
   make_params: Callable[[], Any] = tuple
   is_one_hot: bool = False
   has_constant_length: bool = True
-  has_memory: bool = False
   is_tree: bool = False

@@ -296,12 +296,6 @@ ROWS = {
   'adaptive, threshold': Row(
     _adaptive(min_prob=0.4), _toy_params, has_constant_length=False
   ),
-  'adaptive, heuristic': Row(
-    _adaptive(schedule=drafters.schedules.heuristic(start=2)),
-    _toy_params,
-    has_constant_length=False,
-    has_memory=True,
-  ),
   'adaptive, lookup first': Row(
     lambda gamma: drafters.adaptive(
       LLAMA,
@@ -313,12 +307,6 @@ ROWS = {
       toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
     ),
     has_constant_length=False,
-  ),
-  'adaptive, running alpha': Row(
-    _adaptive(schedule=drafters.schedules.running_alpha(c=0.1)),
-    _toy_params,
-    has_constant_length=False,
-    has_memory=True,
   ),
 }
 # One of every kind is tested now, the others in `make test-all`.

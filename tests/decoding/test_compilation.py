@@ -14,7 +14,6 @@ from specdec_jax import arrays, base, drafters, trees, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.drafters import schedules
 from specdec_jax.models import attention, families, kv_cache
 from specdec_jax.sampling import logits
 from tests import (
@@ -99,7 +98,6 @@ DRAFTERS = {
     families.language_model(CONFIG),
     gamma=GAMMA,
     logits_to_probs=SAMPLED,
-    schedule=schedules.heuristic(),
     min_prob=0.3,
   ),
   'tree': tree_drafter(may_abstain=False),

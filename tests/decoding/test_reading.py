@@ -13,7 +13,6 @@ from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.decoding import reading
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
-from specdec_jax.drafters import schedules
 from specdec_jax.verification import speculative_sampling, traversal
 from tests import decoders, slow, toy, toy_eagle
 
@@ -39,7 +38,7 @@ WAYS = {
     TARGET,
     drafters.adaptive(
       TARGET,
-      schedule=schedules.heuristic(),
+      min_prob=0.4,
       first=drafters.prompt_lookup(gamma=3),
       **OF_MODEL,
     ),

@@ -1,13 +1,12 @@
-"""Gamma that varies: the limits themselves, and exact decodes with them."""
+"""Drafts that end early, and exact decodes with them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, theory, verification
+from specdec_jax import drafters, verification
 from specdec_jax.base import Context, Params
-from specdec_jax.drafters import schedules
 from specdec_jax.sampling import logits
 from tests import decoders, slow, toy, trial
 from tests.decoding.test_exactness_loop import LOSSLESS
@@ -17,10 +16,6 @@ TARGET = toy.toy(V)
 TARGET_PARAMS = toy.toy_params(V, seed=1)
 PARAMS = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=2))
 TO_PROBS = logits.standardize()
-SCHEDULES = {
-  'heuristic': schedules.heuristic(start=3),
-  'running alpha': schedules.running_alpha(c=0.2, prior=0.8, weight=1.0),
-}
 
 
 def adaptive(gamma=3, *, model=TARGET, to_probs=TO_PROBS, **options):
@@ -29,56 +24,13 @@ def adaptive(gamma=3, *, model=TARGET, to_probs=TO_PROBS, **options):
   )
 
 
-def limits_of(schedule, gamma, history):
-  """The first limit, and that after each (drafted, accepted) of one row."""
-  memory = schedule.init(1)
-  found = []
-  for drafted, accepted in [(0, 0), *history]:
-    as_row = lambda n: jnp.array([n], jnp.int32)
-    memory, limits = schedule.update(
-      memory, as_row(drafted), as_row(accepted), gamma
-    )
-    found.append(int(limits[0]))
-  return found
-
-
-def test_the_heuristic_goes_two_up_and_one_down():
-  history = [(3, 3), (5, 5), (6, 2), (5, 0), (4, 4)]
-  found = limits_of(schedules.heuristic(start=3), 6, history)
-  assert found == [3, 5, 6, 5, 4, 6]
-  assert limits_of(schedules.heuristic(start=1), 6, [(1, 0)] * 2) == [1, 1, 1]
-
-
-def test_the_running_alpha_finds_the_best_gamma():
-  schedule = schedules.running_alpha(c=0.05, prior=0.5, discount=1.0)
-  found = limits_of(schedule, 20, [(10, 9)] * 30)
-  assert found[0] == theory.best_gamma(0.5, 0.05)
-  assert found[-1] == theory.best_gamma(round((270 + 2) / 304, 2), 0.05)
-  hopeless = limits_of(schedule, 20, [(1, 0)] * 100)
-  assert hopeless[-1] == theory.best_gamma(0.02, 0.05) == 0
-
-
-@slow.parametrize(
-  ('name', 'rule'),
-  [
-    ('heuristic', 'block'),
-    ('running alpha', 'speculative_sampling'),
-    ('threshold', 'speculative_sampling'),
-    ('threshold', 'block'),
-  ],
-  now=[('heuristic', 'block'), ('threshold', 'speculative_sampling')],
-)
-def test_decodes_have_the_target_s_distribution(name, rule):
-  options = (
-    {'min_prob': 0.4}
-    if name == 'threshold'
-    else {'schedule': SCHEDULES[name], 'min_prob': 0.2}
-  )
+@slow.parametrize('rule', ['speculative_sampling', 'block'], now=['block'])
+def test_decodes_have_the_target_s_distribution(rule):
   result = trial.run(
     trial.Trial(
       target=TARGET,
       params=PARAMS,
-      drafter=adaptive(**options),
+      drafter=adaptive(min_prob=0.4),
       verify_fn=LOSSLESS[rule],
     ),
     num_decodes=2**16,
@@ -167,7 +119,3 @@ def test_no_more_draft_steps_than_some_row_wants():
 def test_bad_settings_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     adaptive(**options)
-  with pytest.raises(ValueError, match='discount'):
-    schedules.running_alpha(c=0.1, discount=0.0)
-  with pytest.raises(ValueError, match=r'weight.*above 0'):
-    schedules.running_alpha(c=0.1, weight=0.0)

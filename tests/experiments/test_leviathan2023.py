@@ -179,7 +179,7 @@ def by_hand(monkeypatch):
       3: timed(48, 144, 78.0),
       4: timed(40, 160, 80.0),
     },
-    adaptive={('heuristic', 4): timed(40, 100, 66.0)},
+    adaptive={('threshold 0.3', 4): timed(40, 100, 66.0)},
   )
   monkeypatch.setattr(measured, 'costs', lambda *_: parts)
   monkeypatch.setattr(measured, 'acceptance', lambda *_: {'alpha': 0.75})
@@ -189,18 +189,18 @@ def by_hand(monkeypatch):
   return found
 
 
-def test_schedules_are_compared_by_tokens_per_cost(by_hand):
+def test_thresholds_are_compared_by_tokens_per_cost(by_hand):
   pair = types.SimpleNamespace(name='ende')
   rows, note = adaptive.compare(pair, SETTINGS, by_hand)
   assert [row['gamma'] for row in rows] == [
-    *('fixed 4', 'heuristic, at most 4', 'oracle')
+    *('fixed 4', 'threshold 0.3, at most 4', 'oracle')
   ]
   fixed, varying, oracle = (row["tokens per cost, paper's"] for row in rows)
   assert fixed == pytest.approx(120 / (40 + 16))
   assert varying == pytest.approx(120 / (40 + 10))
   assert oracle == pytest.approx(1 / (0.25 + 0.075))
   assert rows[1]['tokens per cost, measured'] == pytest.approx(120 / (56 + 10))
-  assert "at the paper's costs the best schedule" in note
+  assert "at the paper's costs the best threshold" in note
   assert '+12.0%' in note
 
 

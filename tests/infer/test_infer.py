@@ -470,26 +470,27 @@ def test_a_restart_goes_on_with_the_gamma_of_the_chunks_before(
 
 
 @pytest.mark.slow
-def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
-  """Refilled rows among others' drafts, and the heuristic's first limit, 5."""
+def test_drafts_end_early_row_by_row(once, run, t5, task, tmp_path):
+  """No token is as likely as the threshold asks: each draft has one."""
   done = run(
     *argv(
       t5,
       task,
       tmp_path,
-      gin_file('drafters/adaptive.gin'),
+      gin_file('drafters/model.gin'),
       gin_file('verification/greedy.gin'),
       DRAFTER_CHECKPOINT_PATH=repr(str(t5)),
-      drafters__DraftModel__min_prob=0.0,
+      drafters__DraftModel__gamma=12,
+      drafters__DraftModel__min_prob=1.0,
       infer__checkpoint_period=100,
     )
   )
   assert done.status == 0, done
   assert predictions(result(tmp_path)) == predictions(result(once[0]))
   aux = [line['aux'] for line in records(result(tmp_path))]
-  # All pass: 6 tokens in the first target run, 8 in the second.
-  runs = [1 + (each['tokens'] > 6) + (each['tokens'] > 14) for each in aux]
-  assert [each['target_runs'] for each in aux] == runs
+  # All pass: two tokens in each target run.
+  runs = [(row['tokens'] + 1) // 2 for row in aux]
+  assert [row['target_runs'] for row in aux] == runs
 
 
 @pytest.mark.slow

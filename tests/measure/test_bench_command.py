@@ -85,7 +85,7 @@ def test_the_table_names_what_was_compared(run):
     'without_draft_cost_ratio': None,
     'speedup_range': [0.9, 1.1],
   }
-  for name in ('model', 'drafter', 'device', 'adaptive', 'tree'):
+  for name in ('model', 'drafter', 'device', 'min_prob', 'tree'):
     figures[name] = None
   for name in ('autoregressive_target_runs', 'short_target_runs'):
     figures[name] = 1
@@ -147,12 +147,13 @@ def test_sampled_figures_on_standard_output(bench):
 
 
 @pytest.mark.slow
-def test_a_gamma_that_varies_is_timed_by_what_it_drafted(bench, model):
-  options = ('--json', '-', '--draft_model', model, '--adaptive', 'heuristic')
-  result = bench(*options, '--batch_size', '1', '--plain_dtypes', 'float32')
+def test_drafts_that_end_early_are_timed_by_what_was_drafted(bench, model):
+  options = ('--json', '-', '--draft_model', model, '--min_prob', '0.1')
+  options += ('--gamma', '4', '--batch_size', '1')
+  result = bench(*options, '--plain_dtypes', 'float32')
   assert (result.status, result.err) == (0, '')
   figures = json.loads(result.out)
-  assert (figures['adaptive'], figures['identical']) == ('heuristic', True)
+  assert (figures['min_prob'], figures['identical']) == (0.1, True)
   assert figures['theory_speedup'] is None
   assert figures['predicted_speedup'] > 0
 

@@ -32,8 +32,6 @@ class Block(on_target.OnTarget):
       gamma=self.gamma,
       usual=size,
       tree=self.tree,
-      schedule=self.schedule,
-      min_prob=self.min_prob,
       tried=sorted(tried - {0, -1}),
     )
 

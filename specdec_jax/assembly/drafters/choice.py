@@ -103,8 +103,3 @@ class DrafterChoice(Protocol):
 def has_model(choice: type) -> bool:
   """Tells whether a kind of drafter has weights, which a model names."""
   return 'model' in field_names(choice)
-
-
-def has_schedule(choice: type) -> bool:
-  """Tells whether a kind of drafter can vary gamma, token by token."""
-  return 'schedule' in field_names(choice)

@@ -29,7 +29,9 @@ class DraftModel(one_by_one.OneByOne):
     _check_fits(self.model, config, target)
     network, few = networks(self.model, config, target)
     return Drafting(
-      drafter=one_by_one.drafter(network, target, length, few=few),
+      drafter=one_by_one.drafter(
+        network, target, length, min_prob=self.min_prob, few=few
+      ),
       model=self.model,
       config=config,
       join=lambda target, own: (

@@ -62,7 +62,9 @@ def make(
   if choice.lookup and not isinstance(length, Tree):
     first = drafters.prompt_lookup(gamma=lengths.depth(length))
   return Drafting(
-    drafter=one_by_one.drafter(chain, target, length, first=first),
+    drafter=one_by_one.drafter(
+      chain, target, length, min_prob=choice.min_prob, first=first
+    ),
     model=choice.model,
     config=config,
     target=bound.target,

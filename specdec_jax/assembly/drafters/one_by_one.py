@@ -8,10 +8,11 @@ import numpy as np
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Target
+from specdec_jax.assembly.option_fields import option
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
-from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.launch.numbers import share
 from specdec_jax.sampling import logits
 
 
@@ -19,27 +20,26 @@ from specdec_jax.sampling import logits
 class OneByOne:
   """How much a network drafts, for the choices of such networks.
 
-  With a `schedule`, or with `min_prob`, gamma is the most that is drafted; see
-  `drafters.adaptive`. With a `tree` it is the depth; see `drafters.branching`
-  and `lengths.of`.
+  With `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`.
+  With a `tree` it is the depth; see `drafters.branching` and `lengths.of`.
   """
 
   gamma: lengths.Gamma | None = lengths.gamma_option()
   tree: lengths.Shape | None = lengths.tree_option()
-  schedule: Schedule | None = None
-  min_prob: float = 0.0
+  min_prob: float = option(
+    0.0,
+    'end a draft at a token to which the draft model itself gives less '
+    'probability than this',
+    type=share,
+  )
 
   tried: ClassVar[tuple[int, ...]] = (1, 3, 7)
 
   @property
   def length(self) -> lengths.Length:
-    return lengths.of(
-      gamma=self.gamma,
-      tree=self.tree,
-      schedule=self.schedule,
-      min_prob=self.min_prob,
-      tried=self.tried,
-    )
+    if self.tree is not None and self.min_prob:
+      raise ValueError('min_prob ends chains, not trees: give one of them')
+    return lengths.of(gamma=self.gamma, tree=self.tree, tried=self.tried)
 
 
 def drafter(
@@ -47,14 +47,16 @@ def drafter(
   target: Target,
   length: lengths.Length,
   *,
+  min_prob: float = 0.0,
   first: Drafter | None = None,
   few: tuple[LanguageModel, np.ndarray] | None = None,
 ) -> Drafter:
   """Makes the drafter of a network, as for `drafters.autoregressive`.
 
-  `first` is a drafter of the same gamma that is asked before the model, for a
-  length that is no tree; `few` is the model with logits of a draft vocabulary
-  alone, and its tokens, for greedy drafts of a fixed gamma.
+  For chains, `min_prob` ends drafts early, and `first` is a drafter of the same
+  gamma that is asked before the model; see `drafters.adaptive`. `few` is the
+  model with logits of a draft vocabulary alone, and its tokens, for greedy
+  drafts that are all of gamma tokens.
   """
   sampling, vocab_size = target.sampling, target.vocab_size
   to_probs = sampling.to_probs(vocab_size)
@@ -70,25 +72,22 @@ def drafter(
     # take the argmax a second time.
     rule_out = logits.mask_padding(vocab_size)
     to_probs = lambda logits, sampling: rule_out(logits)
-  if not isinstance(length, lengths.Adaptive):
-    length = lengths.Adaptive(lengths.fixed(length))
-    # With `first`, whether the model drafts varies by row, as in an adaptive
-    # draft.
-    if first is None:
-      chosen, token_ids = few if few and sampling.is_greedy else (model, None)
-      return drafters.autoregressive(
-        chosen,
-        gamma=length.gamma,
-        logits_to_probs=to_probs,
-        is_argmax=sampling.is_greedy,
-        token_ids=token_ids,
-      )
-  return drafters.adaptive(
-    model,
-    gamma=length.gamma,
+  gamma = lengths.fixed(length)
+  # With `first`, whether the model drafts varies by row, too.
+  if min_prob or first is not None:
+    return drafters.adaptive(
+      model,
+      gamma=gamma,
+      logits_to_probs=to_probs,
+      is_argmax=sampling.is_greedy,
+      min_prob=min_prob,
+      first=first,
+    )
+  chosen, token_ids = few if few and sampling.is_greedy else (model, None)
+  return drafters.autoregressive(
+    chosen,
+    gamma=gamma,
     logits_to_probs=to_probs,
     is_argmax=sampling.is_greedy,
-    schedule=length.schedule,
-    min_prob=length.min_prob,
-    first=first,
+    token_ids=token_ids,
   )

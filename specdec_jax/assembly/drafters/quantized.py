@@ -57,7 +57,7 @@ class Quantized(one_by_one.OneByOne):
     kept = _kept(self.layers, getattr(config, field))
     model = families.language_model(_shortened(config, field, kept))
     return Drafting(
-      drafter=one_by_one.drafter(model, target, length),
+      drafter=one_by_one.drafter(model, target, length, min_prob=self.min_prob),
       join=lambda params, own: _params(
         params, branch, kept, bits, is_tied=config.is_tied
       ),

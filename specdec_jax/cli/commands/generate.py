@@ -33,7 +33,7 @@ from specdec_jax.text.prompts import Batch
 
 # Flags in the header of a trace.
 _SETTINGS = ('verification', 'temperature', 'top_k', 'top_p', 'seed', 'dtype')
-_IF_GIVEN = ('min_p', 'typical_p', 'adaptive', 'stop')
+_IF_GIVEN = ('min_p', 'typical_p', 'min_prob', 'stop')
 
 Write = Callable[[Record], None]
 
