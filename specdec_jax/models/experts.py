@@ -115,7 +115,10 @@ class Experts(nn.Module):
     is_chosen = jax.nn.one_hot(ids, size, dtype=jnp.float32)
     by_expert = jnp.sum(is_chosen * weights[..., None], axis=-2)
     run = functools.partial(
-      _run, activation=ACTIVATIONS[self.activation], num_chosen=ids.shape[-1]
+      _run,
+      activation=ACTIVATIONS[self.activation],
+      num_experts=size,
+      num_chosen=ids.shape[-1],
     )
     return _on_each_device(run, x, by_expert, kernels).astype(self.dtype)
 
@@ -126,11 +129,12 @@ def _run(
   kernels: Kernels,
   *,
   activation: Callable[[Array], Array],
+  num_experts: int,
   num_chosen: int,
 ) -> Array:
   """Sends `[B, T, embed]` through experts, given weights `[B, T, E]`, to
-  float32 `[B, T, embed]`; of a part of each expert's width, to its share of the
-  sum."""
+  float32 `[B, T, embed]`; of a part of each expert's width, or of some of
+  `num_experts`, to its share of the sum."""
 
   def apply(expert: Array, rows: Array) -> Array:
     """Sends `[M, embed]` through one expert, to float32 `[M, embed]`."""
@@ -146,7 +150,10 @@ def _run(
   tokens = x.reshape(-1, x.shape[-1])
   mix = _one_by_one if tokens.shape[0] <= _MOST_TOGETHER else _in_groups
   # `planning.hlo` reads of the name how often the loop runs.
-  with jax.named_scope(f'experts_{num_chosen}_of_{size}_for_{len(tokens)}'):
+  name = f'experts_{num_chosen}_of_{num_experts}_for_{len(tokens)}'
+  if size < num_experts:
+    name += f'_on_{num_experts // size}'
+  with jax.named_scope(name):
     mixed = mix(apply, tokens, by_expert.reshape(-1, size))
   return mixed.reshape(x.shape)
 
@@ -155,30 +162,39 @@ def _on_each_device(
   run: Callable[..., Array], x: Array, by_expert: Array, kernels: Kernels
 ) -> Array:
   """Calls `run(x, by_expert, kernels)` for each device's own rows and its part
-  of each expert's width, and sums the parts once: the compiler would sum them
-  for every expert. ValueError if groups of packed weights do not divide."""
+  of each expert's width, or its own experts, and sums what the devices return
+  once: the compiler would sum for every expert. ValueError if groups of packed
+  weights do not divide."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return run(x, by_expert, kernels)
   spec_of = functools.partial(rules.fitting_spec, mesh)
   rows = spec_of(x.shape, ('batch', 'length', 'embed'))
+  scale = kernels['wo'].get('scale')
+  num_groups = 1 if scale is None else scale.shape[1]
+  split = rules.expert_axis(
+    mesh,
+    kernels['wo']['kernel'].shape,
+    None if scale is None else scale.shape,
+  )
   specs = {
     name: {
-      leaf: spec_of(array.shape, rules.kernel_axes(f'expert_{name}'))
+      leaf: spec_of(array.shape, rules.expert_axes(f'expert_{name}', split))
       for leaf, array in kernels[name].items()
     }
     for name in kernels
   }
   is_split = rules.MODEL in specs['wo']['kernel']
+  is_by_expert = is_split and split == 'experts'
   # All of an output channel may have one scale; groups are split with it.
-  num_groups = 1
-  if 'scale' in kernels['wo']:
-    num_groups = kernels['wo']['scale'].shape[1]
   if is_split and num_groups > 1 and rules.MODEL not in specs['wo']['scale']:
     raise ValueError(
-      f'{num_groups} groups of weights of an expert do not divide over '
+      f'neither {num_groups} groups of weights of an expert nor '
+      f'{by_expert.shape[-1]} experts divide over '
       f'{dict(mesh.shape)[rules.MODEL]} devices: give another group size'
     )
+  axes = 'batch', 'length', 'experts' if is_by_expert else None
+  chosen = spec_of(by_expert.shape, axes)
 
   def run_part(*parts: Any) -> Array:
     mixed = run(*parts)
@@ -186,7 +202,7 @@ def _on_each_device(
 
   return jax.shard_map(
     run_part,
-    in_specs=(rows, rows, specs),
+    in_specs=(rows, chosen, specs),
     out_specs=rows,
     check_vma=False,
   )(x, by_expert, kernels)

@@ -11,7 +11,7 @@ import math
 import re
 from typing import NamedTuple
 
-from specdec_jax.theory.experts import expected_distinct
+from specdec_jax.theory.experts import expected_most
 
 # `f32[8,4]{1,0:S(1)}`: 32 elements of 32 bits, axis 1 fastest, on the chip.
 _SHAPE = re.compile(r'([a-z]+(\d*)\w*)\[([\d,]*)\](?:\{([^}:]*)([^}]*)\})?')
@@ -35,8 +35,9 @@ _COLLECTIVES = (
 # The loop of `attention.attend` over the blocks of a cache that rows use.
 _BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
 # That of `models.experts` over the experts that tokens chose: how many a token
-# chooses, of how many, and the number of tokens.
-_EXPERTS = re.compile(r'experts_(\d+)_of_(\d+)_for_(\d+)/while"')
+# chooses, of how many, the number of tokens, and that of the devices that have
+# experts of their own.
+_EXPERTS = re.compile(r'experts_(\d+)_of_(\d+)_for_(\d+)(?:_on_(\d+))?/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 # The chips that exchange: a list of groups, `{{0,1},{2,3}}`; groups by size,
 # `[2,2]<=[4]`; or axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, of which
@@ -195,10 +196,15 @@ class Program:
     if blocks := _BLOCKS.search(loop.attributes):
       size, capacity = map(int, blocks.groups())
       return math.ceil(min(self.context, capacity) / size)
-    # As many as tokens choose on average; in groups, at least as many.
+    # As many as tokens choose on average, of the device that has most of them;
+    # in groups, at least as many.
     if chosen := _EXPERTS.search(loop.attributes):
-      num_chosen, num_experts, num_tokens = map(int, chosen.groups())
-      return float(expected_distinct(num_experts, num_chosen, num_tokens))
+      num_chosen, num_experts, num_tokens, num_devices = map(
+        int, chosen.groups('1')
+      )
+      return float(
+        expected_most(num_experts, num_chosen, num_tokens, num_devices)
+      )
     # The TPU compiler writes no counts: jax's counter, which begins at 0, is
     # compared with a constant.
     [name] = re.findall(r'condition=%?([\w.\-]+)', loop.attributes)

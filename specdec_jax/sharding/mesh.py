@@ -122,12 +122,11 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
       f'a batch of {batch_size} rows does not divide over the '
       f'{sizes[rules.DATA]} data-parallel devices'
     )
+  axes = rules.parameter_axes(mesh, params)
   misfits = collections.Counter(
     f'{axis} of {size}'
     for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    for axis, size in zip(
-      rules.parameter_axes(path, leaf), leaf.shape, strict=True
-    )
+    for axis, size in zip(axes[path], leaf.shape, strict=True)
     if axis and size % sizes.get(rules.MESH_AXIS[axis], 1)
   )
   # An axis that does not divide is named once, though every layer has it.
@@ -140,10 +139,9 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
 
 def parameter_shardings(mesh: Mesh, params: Any) -> Any:
   """Makes a `NamedSharding` for every parameter, an array or a shape."""
+  axes = rules.parameter_axes(mesh, params)
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: NamedSharding(
-      mesh, rules.partition_spec(rules.parameter_axes(path, leaf))
-    ),
+    lambda path, _: NamedSharding(mesh, rules.partition_spec(axes[path])),
     params,
   )
 

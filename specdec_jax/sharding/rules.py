@@ -20,7 +20,9 @@ DATA, MODEL = 'data', 'model'
 MESH_AXIS = {
   'batch': DATA,
   **dict.fromkeys(('vocab', 'mlp', 'heads', 'joined_kv', 'features'), MODEL),
-  **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets', 'experts'), None),
+  **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets'), None),
+  # Kernels of experts are split by this or by `mlp`: see `expert_axis`.
+  'experts': MODEL,
 }
 
 # The logical axes of parameters, by the last two names of their paths. All
@@ -33,7 +35,6 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
   ('features_dense', 'kernel'): ('features', 'embed'),
   **{(x, 'kernel'): ('embed', 'mlp') for x in ('wi', 'wi_0', 'wi_1')},
   ('wo', 'kernel'): ('mlp', 'embed'),
-  # Experts are split by their width, so that all devices read the same share.
   ('expert_wi', 'kernel'): ('experts', None, 'embed', 'mlp'),
   ('expert_wo', 'kernel'): ('experts', 'mlp', 'embed'),
   ('per_layer_embedder', 'embedding'): ('vocab', 'embed'),
@@ -43,16 +44,63 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
 }
 
 
-def parameter_axes(path: Any, leaf: Any) -> tuple[str | None, ...]:
-  """Looks up a parameter's logical axes by its path in a pytree. Those that the
-  table does not name, such as norms, are kept whole: all None."""
-  names = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
-  return _PARAMETER_AXES.get(tuple(names[-2:]), (None,) * len(leaf.shape))
+def parameter_axes(mesh: Any, params: Any) -> dict[Any, tuple[str | None, ...]]:
+  """Looks up the logical axes of each parameter of a pytree by its path. Those
+  that the table does not name, such as norms, are kept whole: all None."""
+  shapes, axes_by_path = {}, {}
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  for path, leaf in leaves:
+    shapes[_names(path)] = leaf.shape
+  for path, leaf in leaves:
+    *layer, module, _ = '', *_names(path)
+    whole = (None,) * len(leaf.shape)
+    axes = _PARAMETER_AXES.get(_names(path)[-2:], whole)
+    if 'experts' in axes:
+      of_layer = (*layer[1:], 'expert_wo')
+      axis = expert_axis(
+        mesh,
+        shapes[*of_layer, 'kernel'],
+        shapes.get((*of_layer, 'kernel_scale')),
+      )
+      axes = expert_axes(module, axis)
+    axes_by_path[path] = axes
+  return axes_by_path
 
 
-def kernel_axes(module: str) -> tuple[str | None, ...]:
-  """Returns the logical axes of the kernel of a module of this name."""
-  return _PARAMETER_AXES[module, 'kernel']
+def _names(path: Any) -> tuple[str, ...]:
+  names = jax.tree_util.keystr(path, simple=True, separator='/')
+  return tuple(names.split('/'))
+
+
+def expert_axis(
+  mesh: Any, kernel: tuple[int, ...], scale: tuple[int, ...] | None = None
+) -> str:
+  """Returns the logical axis by which the devices of `model` split a layer's
+  experts: their width, `mlp`, of which all devices read the same share, or
+  `experts` if they divide these alone.
+
+  Args:
+    mesh: of the devices.
+    kernel: shape of the second kernels, `[E, width, embed]`.
+    scale: shape of their scales if they are packed, `[E, groups, embed]`; the
+      groups lie along the width, and are not cut.
+  """
+  num_devices = dict(mesh.shape).get(MODEL, 1)
+  num_experts, *parts = kernel[:2]
+  if scale is not None and scale[1] > 1:
+    parts.append(scale[1])
+  divides_width = all(part % num_devices == 0 for part in parts)
+  if not divides_width and num_experts % num_devices == 0:
+    return 'experts'
+  return 'mlp'
+
+
+def expert_axes(module: str, split: str) -> tuple[str | None, ...]:
+  """Returns the logical axes of the kernel `expert_wi` or `expert_wo`, of which
+  `expert_axis` returned the one that is split."""
+  axes = _PARAMETER_AXES[module, 'kernel']
+  other = 'mlp' if split == 'experts' else 'experts'
+  return tuple(None if axis == other else axis for axis in axes)
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:

@@ -234,14 +234,20 @@ def test_a_target_of_another_family_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'make', [toy_gemma.gemma_4, toy_gemma.gemma_4_e2b, toy_gemma.gemma_4_moe]
+  ('make', 'expert_dim'),
+  [
+    (toy_gemma.gemma_4, 0),
+    (toy_gemma.gemma_4_e2b, 0),
+    # Split by the width of each expert, and by experts: 6 does not divide.
+    (toy_gemma.gemma_4_moe, 8),
+    (toy_gemma.gemma_4_moe, 6),
+  ],
 )
-def test_devices_share_target_and_assistant(make):
+def test_devices_share_target_and_assistant(make, expert_dim):
   """Eight: rows over two, and heads, widths and vocabulary over four."""
   sizes = {'num_heads': 8, 'num_kv_heads': 4, 'full_num_kv_heads': 4}
   config = make(16, mlp_dim=16, **sizes)
-  if config.num_experts:
-    config = dataclasses.replace(config, expert_dim=8)
+  config = dataclasses.replace(config, expert_dim=expert_dim)
   own = toy_assistant.config(config)
   target, model = toy_assistant.networks(config, own, gamma=GAMMA)
   weights = toy_gemma.params(config, seed=1), toy_assistant.params(own, seed=2)

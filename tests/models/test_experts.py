@@ -1,5 +1,7 @@
 """Feed-forwards of experts, of which each token goes through some."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +22,9 @@ def routed(num_tokens: int, num_experts: int, num_chosen: int, *, seed: int):
   return x, *experts.choose(logits, num_chosen, is_normalized=True)
 
 
-def make(num_experts: int):
+def make(num_experts: int, width: int = WIDTH):
   """The layer, and random params."""
-  layer = experts.Experts(num_experts, WIDTH, 'silu')
+  layer = experts.Experts(num_experts, width, 'silu')
   x, ids, weights = routed(1, num_experts, 1, seed=0)
   return layer, layer.init(jax.random.key(1), x, ids, weights)
 
@@ -118,31 +120,80 @@ def test_weights_are_those_of_the_softmax():
   np.testing.assert_allclose(weights.sum(), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize('bits', [None, Bits(8), Bits(4, 2)])
+def on_eight_devices(params):
+  """A context of rows over two devices and experts over four, and the params
+  where they are to be."""
+  mesh = mesh_lib.make(num_partitions=4)
+  mesh_lib.check_divides(mesh, params, batch_size=2)
+  places = mesh_lib.parameter_shardings(mesh, params)
+  return jax.set_mesh(mesh), jax.device_put(params, places)
+
+
+@pytest.mark.parametrize(
+  ('num_experts', 'width', 'bits', 'shares'),
+  [
+    # Parts of each kernel that a device has: of the experts, and of the width.
+    (4, 8, None, (4, 2)),
+    (4, 8, Bits(8), (4, 2)),
+    (4, 8, Bits(4, 2), (4, 2)),
+    # A width of 6, or 3 groups of 4, do not divide by four devices.
+    (8, 6, None, (2, 6)),
+    (8, 6, Bits(8), (2, 6)),
+    (8, 12, Bits(4, 4), (2, 12)),
+  ],
+)
 @pytest.mark.parametrize('num_tokens', [3, 300])
-def test_devices_split_the_width_of_each_expert(num_tokens, bits):
-  """Eight devices: rows over two, and each expert over four."""
-  layer, params = make(4)
+def test_devices_split_the_width_of_each_expert_or_the_experts(
+  num_tokens, num_experts, width, bits, shares
+):
+  layer, params = make(num_experts, width)
   if bits is not None:
     params = quantized.packed(params, bits)
-  inputs = routed(num_tokens, 4, 2, seed=6)
+  inputs = routed(num_tokens, num_experts, 2, seed=6)
   expected = jax.jit(layer.apply)(params, *inputs)
-  mesh = mesh_lib.make(num_partitions=4)
-  with jax.set_mesh(mesh):
-    places = mesh_lib.parameter_shardings(mesh, params)
-    split = jax.jit(layer.apply).lower(jax.device_put(params, places), *inputs)
-    mixed = split.compile()(jax.device_put(params, places), *inputs)
+  mesh, placed = on_eight_devices(params)
+  kernel = placed['params']['expert_wo']['kernel']
+  assert kernel.sharding.shard_shape(kernel.shape) == (*shares, EMBED)
+  with mesh:
+    split = jax.jit(layer.apply).lower(placed, *inputs)
+    compiled = split.compile()
+    mixed = compiled(placed, *inputs)
   np.testing.assert_allclose(mixed, expected, rtol=0, atol=1e-6)
-  # One sum over devices, behind the loop.
+  # One sum over devices, behind the loop; kernels stay where they are.
   assert split.as_text().count('all_reduce') == 1
+  kernels = num_experts * width * EMBED
+  gathered = re.findall(r'\[([\d,]+)\]\S* all-gather', compiled.as_text())
+  assert all(
+    np.prod([int(size) for size in sizes.split(',')]) < kernels
+    for sizes in gathered
+  )
+
+
+def test_a_device_without_chosen_experts_adds_nothing():
+  """All tokens choose the first two of eight experts, one device's own."""
+  layer, params = make(8, 6)
+  x, ids, weights = routed(3, 8, 2, seed=6)
+  inputs = x, jnp.broadcast_to(jnp.arange(2), ids.shape), weights
+  mesh, placed = on_eight_devices(params)
+  with mesh:
+    mixed = jax.jit(layer.apply)(placed, *inputs)
+  np.testing.assert_allclose(
+    mixed, reference(params, *inputs), rtol=0, atol=1e-6
+  )
 
 
 def test_groups_that_devices_cannot_split_are_refused():
-  layer, params = make(4)
+  layer, params = make(3)
   params = quantized.packed(params, Bits(4, 4))
-  inputs = routed(3, 4, 2, seed=6)
+  inputs = routed(3, 3, 2, seed=6)
   with (
     jax.set_mesh(mesh_lib.make(num_partitions=4)),
-    pytest.raises(ValueError, match=r'2 groups .* over 4 devices'),
+    pytest.raises(ValueError, match=r'2 groups .* nor 3 experts .* 4 devices'),
   ):
     jax.eval_shape(layer.apply, params, *inputs)
+
+
+def test_experts_that_devices_cannot_split_are_refused():
+  _, params = make(3, 6)
+  with pytest.raises(ValueError, match=r'4 devices does not divide mlp of 6'):
+    on_eight_devices(params)
