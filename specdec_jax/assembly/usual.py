@@ -40,7 +40,9 @@ def shipped(
   models = pretrained.DRAFT_MODELS.get(target, ())
   if kind is not None:
     return {drafter(each): each for each in models}.get(kind), dict(options)
-  found = next((each for each in models if each in pretrained.UNASKED), None)
+  found = next(
+    (each for each in models if each in pretrained.DEFAULT_DRAFT_MODELS), None
+  )
   mine = field_names(DRAFTERS[drafter(found)])
   others = {name for each in DRAFTERS.values() for name in field_names(each)}
   said = [name for name, value in options.items() if value is not None]
@@ -48,7 +50,7 @@ def shipped(
     return None, dict(options)
   # Only chains are copied.
   is_tree = options.get('tree') is not None
-  own = {} if is_tree else pretrained.UNASKED[found]
+  own = {} if is_tree else pretrained.DEFAULT_DRAFT_MODELS[found]
   return found, dict(options) | {
     name: value for name, value in own.items() if options.get(name) is None
   }

@@ -27,7 +27,8 @@ from specdec_jax.models.products import Weights
 from specdec_jax.text import generation_config, vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
-# Lies beside weights that draft only some tokens; see `assembly.models`.
+# The file next to the weights of a drafter with a reduced vocabulary; see
+# `assembly.models`.
 DRAFT_VOCABULARY = 'draft_vocabulary.json'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Weights], Weights]
@@ -35,42 +36,46 @@ _ReadIds = Callable[[Path], tuple[int, ...]]
 _ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
 
 
-def _vocabulary_in(places: Callable[[Path], Iterable[Path]]) -> _ReadVocabulary:
-  """Reads the vocabulary of the first folder that has one."""
-  return lambda path, num_rows: next(
-    (
-      vocabulary_files.read(folder, num_rows=num_rows)
-      for folder in places(path)
-      if vocabulary_files.is_in(folder)
-    ),
-    None,
-  )
+def _vocabulary_in(
+  folders_of: Callable[[Path], Iterable[Path]],
+) -> _ReadVocabulary:
+  """Returns a reader of the vocabulary in the first folder that has one."""
+
+  def read(path: Path, num_rows: int | None) -> AnyVocabulary | None:
+    for folder in folders_of(path):
+      if vocabulary_files.is_in(folder):
+        return vocabulary_files.read(folder, num_rows=num_rows)
+    return None
+
+  return read
 
 
 class Format(NamedTuple):
   """How the checkpoints of one format are recognised, read and written.
 
   Attributes:
-    name: what `specdec convert --to` calls it.
+    name: the format's name in `specdec convert --to`.
     matches: `(path)` to whether a file or folder is of this format.
-    read_config: `(path, dtype=)` to the sizes of the network; of a format that
-      does not state them `(path, dtype=, sizes=)`, see `needs_sizes`.
-    read_params: `(path, config)` to the parameters, in the config's dtype, or
-      with `in_slices` `(path, tree of their shapes)`.
+    read_config: `(path, dtype=)` to the network's config; for a format that
+      does not store it, `(path, dtype=, sizes=)`, see `needs_sizes`.
+    read_params: `(path, config)` to the parameters in the config's dtype; with
+      `in_slices`, `(path, tree of their shapes)`.
     read_vocabulary: `(path, number of embeddings or None)` to the vocabulary,
       or to None if the checkpoint has none.
-    read_eos_ids: `(path)` to the ids that end texts with another vocabulary.
-    needs_sizes: whether a user says what the sizes are.
-    in_slices: whether a process reads only what its own devices hold.
-    write: `(folder, config, params, step)`, into an existing folder, what
-      `matches` looks for last. None for a format that is only read.
-    files: names of the files that `write` writes; all folders have the first.
-    is_part: `(folder)` to whether `write` made a folder within another.
-    read_step: `(path)` to the training steps taken; None if it is not stored.
-    add_step: `(folder, config, params, step, overwrite=)`, into a folder with
-      steps of such a format; None if a folder holds only one.
-    read_weights: `(path)` to how the parameters are packed, as
-      `quantized.bits_of` reads it; to None where they are whole.
+    read_eos_ids: `(path)` to the EOS ids that the checkpoint states; used when
+      it is loaded with another vocabulary.
+    needs_sizes: whether the user has to pass the sizes.
+    in_slices: whether each process reads only the slices of its own devices.
+    write: `(folder, config, params, step)`, writes into an existing folder; the
+      file that `matches` looks for comes last. None for a read-only format.
+    files: names of the files that `write` writes; the first is in every folder.
+    is_part: `(folder)` to whether it is a subfolder that `write` creates.
+    read_step: `(path)` to the number of training steps; None if the format does
+      not store it.
+    add_step: `(folder, config, params, step, overwrite=)`, adds a step to a
+      folder of steps; None if a folder holds a single checkpoint.
+    read_weights: `(path)` to the quantization, as `quantized.bits_of` reads it;
+      None for unquantized parameters.
   """
 
   name: str
@@ -92,9 +97,10 @@ class Format(NamedTuple):
 
 
 def find(path: Path) -> Format:
-  """Returns the format of a file or folder; ValueError if it is of none."""
-  if found := find_if_any(path):
-    return found
+  """Returns the format of a file or folder; ValueError if there is none."""
+  checkpoint_format = find_if_any(path)
+  if checkpoint_format is not None:
+    return checkpoint_format
   safetensors_folder.refuse_adapter(path)
   raise ValueError(
     f'{path} has no {generation_config.CONFIG} of Hugging Face, no finished '
@@ -103,8 +109,9 @@ def find(path: Path) -> Format:
 
 
 def find_if_any(path: Path) -> Format | None:
-  """Returns the format of a file or folder, or None if it is of none."""
-  return next((each for each in FORMATS if each.matches(path)), None)
+  """Returns the format of a file or folder, or None."""
+  matching = (format for format in FORMATS if format.matches(path))
+  return next(matching, None)
 
 
 def read_config(
@@ -112,37 +119,40 @@ def read_config(
   dtype: jnp.dtype = jnp.float32,
   sizes: Config | str | None = None,
 ) -> Any:
-  """Returns the sizes of a network; `sizes` is what a user says of them,
-  ValueError where files state them."""
-  found = find(path)
-  if found.needs_sizes:
-    return found.read_config(path, dtype=dtype, sizes=sizes)
+  """Returns the config of a network. `sizes` are the user's, for a format that
+  does not store them; ValueError if the files state them."""
+  checkpoint_format = find(path)
+  if checkpoint_format.needs_sizes:
+    return checkpoint_format.read_config(path, dtype=dtype, sizes=sizes)
   if sizes is not None:
-    raise ValueError(f'{path} states its own sizes: give no config for it')
-  return found.read_config(path, dtype=dtype)
+    raise ValueError(f'{path} states its sizes: pass no config for it')
+  return checkpoint_format.read_config(path, dtype=dtype)
 
 
 def read_params(
   path: Path, config: AnyConfig, shardings: Shardings | None = None
 ) -> Weights:
-  """Reads the parameters of a network, in the config's dtype or as they were
-  packed, onto the devices that `shardings` states for their shapes; raises
-  ValueError if they are another network's, or as `Family.check_params`."""
-  found = find(path)
+  """Reads the parameters of a network, in the config's dtype or quantized as
+  stored, onto the devices of `shardings`. Raises ValueError if they do not fit
+  the config, or as `Family.check_params` does."""
+  checkpoint_format = find(path)
   expected: Any = config
-  if found.in_slices:
+  if checkpoint_format.in_slices:
     # The shapes state each slice's device before anything is read.
-    expected = model_file.param_shapes(config, found.read_weights(path))
+    expected = model_file.param_shapes(
+      config, checkpoint_format.read_weights(path)
+    )
     if shardings is not None:
       expected = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
         expected,
         shardings(expected),
       )
-  divided = None if found.in_slices else shardings
-  # Whole arrays may exceed a device: they are divided on the host, too.
+  divided = None if checkpoint_format.in_slices else shardings
+  # An unsharded array may exceed one device: it is read, and then divided, on
+  # the host.
   with on_host() if divided else contextlib.nullcontext():
-    params = found.read_params(path, expected)
+    params = checkpoint_format.read_params(path, expected)
     try:
       families.of(config).check_params(config, params)
     except ValueError as error:
@@ -158,34 +168,42 @@ def on_host() -> contextlib.AbstractContextManager[object]:
 
 
 def read_whole_params(path: Path, config: AnyConfig) -> Weights:
-  """Reads parameters to train, or to train for; ValueError if packed."""
+  """Reads the unquantized parameters of a model in training, or of the target
+  that a drafter is trained for; ValueError if they are quantized."""
   if weights := find(path).read_weights(path):
-    raise ValueError(f'{path} is packed in {weights}: give the whole weights')
+    raise ValueError(
+      f'{path} is quantized to {weights}: pass the unquantized weights'
+    )
   return read_params(path, config)
 
 
 def parts(path: Path) -> list[Path]:
-  """Returns the files of a model's sizes and parameters; ValueError if none."""
-  # These files are digested: others beside them may change.
-  found = find(path)
-  if found.is_part(path):
+  """Returns the files with a model's config and parameters; ValueError if
+  there are none."""
+  # A digest is taken of these files; others in the folder may change.
+  checkpoint_format = find(path)
+  if checkpoint_format.is_part(path):
     return [t5x.find(path)]
   if path.is_file():
     return container.shard_paths(path)
-  # Of several steps of T5X one is read.
-  step = t5x.find(path).name if found.add_step else None
-  names = (*found.files, DRAFT_VOCABULARY, safetensors_folder.INDEX_FILE)
+  # A folder of T5X may hold several steps, of which one is read.
+  step = t5x.find(path).name if checkpoint_format.add_step else None
+  names = (
+    *checkpoint_format.files,
+    DRAFT_VOCABULARY,
+    safetensors_folder.INDEX_FILE,
+  )
   return [
     child
     for child in path.iterdir()
     if child.name in names
     or child.suffix == '.safetensors'
-    or (found.is_part(child) and step in (None, child.name))
+    or (checkpoint_format.is_part(child) and step in (None, child.name))
   ]
 
 
 def _without_step(save: Callable[..., None]) -> Callable[..., None]:
-  """Writes a model whose format has no place for the training steps taken."""
+  """Adapts the writer of a format that does not store the training step."""
   return lambda folder, config, params, step: save(folder, config, params)
 
 

@@ -29,10 +29,10 @@ class LoadedModel:
   """A model and its vocabulary.
 
   Attributes:
-    name: what was asked for.
-    config: sizes, for `models.families.language_model`.
-    params: of the network, with the copies of `products.with_cpu_copies`.
-    vocabulary: text to token ids and back.
+    name: the name that was passed to `load`.
+    config: the network's config, for `models.families.language_model`.
+    params: its parameters, with the copies of `products.with_cpu_copies`.
+    vocabulary: converts text to token ids and back.
     description: one line for a report: sizes, dtype and source.
   """
 
@@ -60,32 +60,32 @@ def load(
       `hf:organisation/name@revision` with a branch, tag or commit.
     dtype: of the parameters, activations and cache.
     config: sizes of a T5X checkpoint: a config, a name of `models.presets`, or
-      the path of a model.json. None where model.json lies in the checkpoint's
-      folder, or the one above.
-    vocabulary: one, or the path of a SentencePiece model or of a folder with a
-      vocabulary, where the model's own folder has none or another is wanted.
+      the path of a model.json. By default the model.json in the checkpoint's
+      folder or its parent.
+    vocabulary: a vocabulary, or the path of a SentencePiece model or of a
+      folder with one; by default that of the model's folder.
 
   Raises:
-    ValueError: if the name is none of these, or the model not supported.
-    ImportError: if a package that reads them is not installed.
+    ValueError: if the name is none of these, or the model is not supported.
+    ImportError: if the package that reads the format is not installed.
   """
   path = locate(name)
-  loaded = read_config(path, dtype=dtype, config=config)
-  params = formats.read_params(path, loaded)
-  found = vocabulary_of(path, loaded, vocabulary)
+  model_config = read_config(path, dtype=dtype, config=config)
+  params = formats.read_params(path, model_config)
+  model_vocabulary = vocabulary_of(path, model_config, vocabulary)
   num_params = layers.num_params(params)
-  num_layers = '+'.join(map(str, families.num_layers(loaded))) or '0'
+  num_layers = '+'.join(map(str, families.num_layers(model_config))) or '0'
   description = (
     f'{path.name}: {num_params / 1e6:.0f}M parameters in '
-    f'{jnp.dtype(loaded.dtype).name}, {num_layers} layers, '
-    f'{loaded.vocab_size} tokens'
+    f'{jnp.dtype(model_config.dtype).name}, {num_layers} layers, '
+    f'{model_config.vocab_size} tokens'
   )
-  params = products.with_cpu_copies(params, is_tied=loaded.is_tied)
+  params = products.with_cpu_copies(params, is_tied=model_config.is_tied)
   return LoadedModel(
     name=name,
-    config=loaded,
+    config=model_config,
     params=params,
-    vocabulary=found,
+    vocabulary=model_vocabulary,
     description=description,
   )
 
@@ -122,8 +122,8 @@ def read(
 ) -> tuple[Any, Weights]:
   """Reads sizes and parameters, not packed, of the network at a path of
   `locate`, a model or a drafter; arguments and errors are those of `load`."""
-  found = formats.read_config(path, dtype, config)
-  return found, formats.read_whole_params(path, found)
+  network_config = formats.read_config(path, dtype, config)
+  return network_config, formats.read_whole_params(path, network_config)
 
 
 def read_config(
@@ -133,13 +133,15 @@ def read_config(
   config: Config | str | None = None,
 ) -> Config:
   """Reads the sizes of a model, not of a drafter; arguments as of `load`."""
-  found = formats.read_config(path, dtype, config)
-  if kind := families.drafts_for(found):
+  model_config = formats.read_config(path, dtype, config)
+  drafter = families.drafts_for(model_config)
+  if drafter:
+    family = families.of(model_config).name
     raise ValueError(
-      f'{path}, of the kind {families.of(found).name}, only drafts: give it as '
-      f'draft_model, with drafter {kind}'
+      f'{path} ({family}) is a drafter, not a model: pass it as draft_model, '
+      f'with drafter {drafter}'
     )
-  return found
+  return model_config
 
 
 def read_vocabulary(
@@ -150,33 +152,35 @@ def read_vocabulary(
   if path.resolve().parent == pretrained.FOLDER:
     # All models of this package share the vocabulary in that folder.
     path = next(filter(vocabulary_files.is_in, (path, pretrained.FOLDER)), path)
-  if found := formats.find_if_any(path):
-    return found.read_vocabulary(path, num_rows)
+  checkpoint_format = formats.find_if_any(path)
+  if checkpoint_format is not None:
+    return checkpoint_format.read_vocabulary(path, num_rows)
   return vocabulary_files.read(path, num_rows=num_rows)
 
 
 def vocabulary_of(
-  path: Path, config: Config, given: AnyVocabulary | str | None = None
+  path: Path, config: Config, vocabulary: AnyVocabulary | str | None = None
 ) -> AnyVocabulary:
-  """Returns the vocabulary that is given, itself or by a path, or else the
-  model's own; ValueError if there is none, or as `check_vocabulary`."""
-  if given is None:
-    found = read_vocabulary(path, num_rows=config.vocab_size)
-  elif isinstance(given, str):
-    found = read_other_vocabulary(path, config, given)
+  """Returns `vocabulary`, read if it is a path; by default the vocabulary of
+  the model at `path`. ValueError if there is none, or as `check_vocabulary`."""
+  loaded: AnyVocabulary | None
+  if vocabulary is None:
+    loaded = read_vocabulary(path, num_rows=config.vocab_size)
+  elif isinstance(vocabulary, str):
+    loaded = read_other_vocabulary(path, config, vocabulary)
   else:
-    found = given
-  if found is None:
+    loaded = vocabulary
+  if loaded is None:
     raise vocabulary_files.missing(path)
-  check_vocabulary(path, found, config)
-  return found
+  check_vocabulary(path, loaded, config)
+  return loaded
 
 
 def read_other_vocabulary(
   path: Path, config: Any, name: str, *, extra_ids: int | None = None
 ) -> AnyVocabulary:
-  """Reads the vocabulary at the path `name` for the model at `path`, whose
-  files still say what ends texts; see `vocabulary_files.read`."""
+  """Reads the vocabulary at the path `name` for the model at `path`, with the
+  EOS ids of the model's files; see `vocabulary_files.read`."""
   vocabulary = vocabulary_files.read(
     name,
     extra_ids=extra_ids,
@@ -188,26 +192,26 @@ def read_other_vocabulary(
 
 @functools.cache
 def warn_of(path: Path, *, is_converted: bool = False) -> None:
-  """Logs, once, what the files at a path state of texts and is not honoured, or
-  what is lost where the model is converted."""
-  known = generation_config.NOT_HONOURED
+  """Logs, once, the generation settings in a model's files that are ignored, or
+  that are lost when the model is converted."""
+  ignored = generation_config.NOT_HONOURED
   if is_converted:
-    known = known | generation_config.HONOURED | generation_config.STOPS
-  file, found = generation_config.stated(path, known)
-  # Limits of sampling are the command's. This one makes every text greedy.
+    ignored = ignored | generation_config.HONOURED | generation_config.STOPS
+  file, values = generation_config.stated(path, ignored)
+  # Other values of top_k are the command's to choose; 1 means greedy decoding.
   if generation_config.stated(path, _TOP_K)[1] == {'top_k': 1}:
-    found['top_k'] = 1
-  # Each as `sequence_bias [...]`.
-  said = sorted(f'{key} {reprlib.repr(x)}' for key, x in found.items())
-  if said:
+    values['top_k'] = 1
+  # Such as `sequence_bias [...]`.
+  items = sorted(f'{key} {reprlib.repr(x)}' for key, x in values.items())
+  if items:
     logging.getLogger('specdec_jax').warning(
-      f'{file} has {", ".join(said)}: transformers heeds that, and here it '
-      'changes nothing'
+      f'{file} has {", ".join(items)}: transformers uses that, and here it is '
+      'ignored'
     )
 
 
 def is_padding(num_rows: int) -> bool:
-  """Tells whether so many rows of embeddings can be padding."""
+  """Tells whether this many rows of embeddings can be padding."""
   return abs(num_rows) < _MAX_PADDING
 
 

@@ -27,9 +27,9 @@ PARAMS = 'params'
 
 
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
-  """Writes a model that `restore` reads: sizes in JSON, params with Orbax, in
-  their dtypes. Several processes write it together. Makes the folder; all of
-  them raise ValueError if it holds parameters."""
+  """Writes a model that `restore` reads: the config as JSON, the parameters
+  with Orbax, in their dtypes. Creates the folder; several processes write it
+  together. All of them raise ValueError if it already holds parameters."""
 
   def make_empty() -> None:
     if (folder / PARAMS).exists():
@@ -37,7 +37,7 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
   processes.ask_first(make_empty)
-  # zarr has no type of half a byte; whole bytes are compressed.
+  # zarr has no 4-bit dtype: the values are stored as bytes, and compressed.
   params = quantized.in_bytes(params)
   write_tree(folder / PARAMS, params)
   weights = quantized.name_of(params)
@@ -65,10 +65,10 @@ def write_tree(folder: Path, tree: Weights) -> None:
 
 
 def text_of(folder: Path) -> str:
-  """Returns a folder's path as text; ValueError for what Orbax would expand."""
-  # Orbax would find its own files by the pattern, or none, or others.
+  """Returns a folder's path as text; ValueError if Orbax would expand it."""
+  # Orbax would take the path for a pattern, and find other files or none.
   if glob.has_magic(str(folder)):
-    raise ValueError(f'{folder}: Orbax takes *, ? and [ for patterns')
+    raise ValueError(f'{folder}: Orbax reads *, ? and [ as patterns')
   return str(folder)
 
 
@@ -82,20 +82,22 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   metadata = settings.read(path)
   if not metadata.has('tree_metadata'):
     metadata.refuse('tree_metadata', 'the arrays of the tree')
-  # Orbax of 2024 states neither; its own reader looks for this file, too.
+  # Orbax of 2024 does not state it; its reader, too, looks for this file.
   has_manifest = (folder / 'manifest.ocdbt').is_file()
   is_ocdbt = metadata.flag('use_ocdbt', has_manifest)
-  # The writer states the driver; earlier Orbax, which did not, used zarr.
+  # Earlier versions did not state the driver either, which was zarr.
   driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
-  specs, tree = {}, metadata.at('tree_metadata')
+  tree = metadata.at('tree_metadata')
+  specs = {}
   for entry in map(tree.at, tree.values):
     keys = _keys(entry)
-    name, file_name = '/'.join(keys), '.'.join(keys)
+    name = '/'.join(keys)
+    file_name = '.'.join(keys)
     if not name.startswith(prefix):
       continue
     if entry.at('value_metadata').flag('skip_deserialize', False):
       continue  # An empty branch of the tree.
-    # OCDBT keeps all arrays in one store, by the names of their folders.
+    # OCDBT holds all arrays in one store, by the names of their folders.
     kvstore: Json = stored_arrays.kvstore(folder / file_name)
     if is_ocdbt:
       base = stored_arrays.kvstore(folder)
@@ -105,13 +107,13 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
 
 
 def _keys(entry: Settings) -> list[str]:
-  """Returns the keys above one entry of a tree; they name files."""
+  """Returns the keys that lead to an entry of a tree; they name its files."""
   keys = entry.values.get('key_metadata')
   names: list[Any] = [
     isinstance(key, dict) and key.get('key')
     for key in (keys if isinstance(keys, list) else [])
   ]
-  # Dots alone lead to the folder above; half of a surrogate pair is no text.
+  # `..` would lead to the parent folder; lone surrogates are not printable.
   is_name = lambda name: (
     isinstance(name, str)
     and name.strip('.') != ''

@@ -23,16 +23,16 @@ _ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """One parameter and what a file calls it.
+  """One parameter and its name in a file.
 
   Attributes:
-    path: keys into our tree, outermost first, joined by slashes.
-    name: in the file.
-    shape: in our tree.
-    is_transposed: whether the file stores the transpose, of the last two axes.
-    dtype: in our tree, of integers or their scales; None for all others.
-    parts: names of the tensors in the file, if there is one for each index of
-      the axes before the last two, such as for each expert.
+    path: its keys in our tree, outermost first, joined by slashes.
+    name: its name in the file.
+    shape: its shape in our tree.
+    is_transposed: whether the file stores it with the last two axes swapped.
+    dtype: its dtype in our tree, for integers and their scales; otherwise None.
+    parts: names of the tensors in the file, if there is one per index of the
+      axes before the last two, such as one per expert.
     file_shape: the tensor's shape in the file, if axes are joined there.
   """
 
@@ -50,25 +50,25 @@ class Parameter:
     return self.parts or (self.name,)
 
   @property
-  def _turned_shape(self) -> tuple[int, ...]:
-    """The shape with its axes in the file's order."""
+  def _transposed_shape(self) -> tuple[int, ...]:
+    """The shape with its axes in the order of the file."""
     if not self.is_transposed:
       return self.shape
     return (*self.shape[:-2], self.shape[-1], self.shape[-2])
 
   @property
   def in_file(self) -> jax.ShapeDtypeStruct:
-    """Shape of a tensor in the file, slowest axis first; float32 is for all
-    floats."""
-    shape = self.file_shape or self._turned_shape
+    """Shape and dtype of a tensor in the file, slowest axis first; float32
+    stands for every float dtype."""
+    shape = self.file_shape or self._transposed_shape
     if self.parts:
       shape = shape[-2:]
     return jax.ShapeDtypeStruct(shape, self.dtype or np.float32)
 
   def from_tensors(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
-    """Makes the parameter, perhaps a view, of its tensors in the file."""
+    """Returns the parameter, perhaps a view, from its tensors in the file."""
     values = np.stack(tensors) if self.parts else tensors[0]
-    values = values.reshape(self._turned_shape)
+    values = values.reshape(self._transposed_shape)
     return values.swapaxes(-1, -2) if self.is_transposed else values
 
   def to_tensors(self, values: np.ndarray) -> Sequence[np.ndarray]:
@@ -97,15 +97,16 @@ def of(
       name_of(path) if name_of else path,
       leaves[path].shape,
       is_transposed=bool(name_of) and path.endswith(_TRANSPOSED),
-      dtype=_own_dtype(path, leaves[path].dtype),
+      dtype=_stored_dtype(path, leaves[path].dtype),
     )
     for path in sorted(leaves, key=lambda path: path.count('/'))
   )
 
 
-def _own_dtype(path: str, dtype: np.dtype) -> np.dtype | None:
-  is_own = path.endswith(SCALE) or jnp.issubdtype(dtype, jnp.integer)
-  return dtype if is_own else None
+def _stored_dtype(path: str, dtype: np.dtype) -> np.dtype | None:
+  """Returns the dtype of integers and their scales; other arrays are cast."""
+  is_fixed = path.endswith(SCALE) or jnp.issubdtype(dtype, jnp.integer)
+  return dtype if is_fixed else None
 
 
 def named(
@@ -116,8 +117,9 @@ def named(
 
 
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
-  """Returns the name in a file that calls it weight or bias. `names` are those
-  of the branches, `layer` that of `layers_N`, with `{}` in place of the N."""
+  """Returns a parameter's name in a file that ends names in weight or bias.
+  `names` are the file's names of our branches, `layer` its name of `layers_N`,
+  with `{}` in place of the N."""
   # A Llama's `layers_3/mlp/wo/kernel`: `model.layers.3.mlp.down_proj.weight`.
   branch, leaf = path.rsplit('/', 1)
   prefix = ''
@@ -132,8 +134,8 @@ def read_all(
   parameters: Sequence[Parameter],
   dtype: jnp.dtype,
 ) -> Weights:
-  """Returns our tree of the tensors in a file, converted in a few threads;
-  `read` gives a parameter's tensor of a name as `in_file`."""
+  """Returns the tensors of a file as our tree, converted by a few threads;
+  `read(parameter, name)` returns a tensor of the shape `parameter.in_file`."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     # A transposed view is copied in one pass with the change of its dtype.
@@ -149,7 +151,7 @@ def read_all(
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """Returns an array in memory that jax takes for its own on a CPU."""
+  """Returns an array so aligned that jax on a CPU uses it without a copy."""
   # If the memory begins at byte 16 of 64, the first 48 are left out.
   num_bytes = math.prod(shape) * dtype.itemsize
   memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)

@@ -28,16 +28,16 @@ from specdec_jax.models.products import Weights
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
 _ADAPTER = 'adapter_config.json'
-# What is read. Token ids, which torch writes as int64, are narrowed.
+# The dtypes that are read. torch writes token ids as int64; they are narrowed.
 _DTYPES = {
   'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': jnp.bfloat16,
   'I64': np.int32, 'I32': np.int32, 'I8': np.int8,
 }  # fmt: skip
 # The limit of safetensors itself.
 _MAX_HEADER = 10**8
-# What helps where the logits of a model have weights of their own.
+# Advice for a model whose output weights are not tied to its embeddings.
 UNTIE = (
-  '; if the model has output weights of its own, config.json has to say '
+  '; if the output weights are not tied to the embeddings, config.json needs '
   '"tie_word_embeddings": false'
 )
 _import_safetensors = functools.partial(
@@ -46,7 +46,7 @@ _import_safetensors = functools.partial(
 
 
 class TensorFile(Protocol):
-  """An open file, as `safetensors.safe_open` gives it."""
+  """The methods of `safetensors.safe_open` that are used."""
 
   def keys(self) -> Iterable[str]: ...
 
@@ -56,8 +56,8 @@ class TensorFile(Protocol):
 
 
 class RemoteFile:
-  """A `TensorFile` in a bucket, of which the header is read, and then only the
-  tensors that are asked for; SafetensorError if it is damaged."""
+  """A `TensorFile` in a bucket: reads the header, and then only the requested
+  tensors. Raises SafetensorError if it is damaged."""
 
   def __init__(self, path: Path):
     # The length of the header, 8 bytes; the header, JSON; the tensors.
@@ -65,7 +65,7 @@ class RemoteFile:
     length = int.from_bytes(bytes(self._data[:8]), 'little')
     self._begin = 8 + min(length, _MAX_HEADER)
     head = bytes(self._data[: self._begin])
-    # Has safetensors check the header, in a sparse file of the same length.
+    # safetensors checks the header, in a sparse file of the same length.
     with tempfile.NamedTemporaryFile() as file:
       file.write(head)
       file.truncate(self._data.size)
@@ -74,10 +74,10 @@ class RemoteFile:
     self._entries = json.loads(head[8:])
 
   def get_tensor(self, name: str) -> np.ndarray:
-    like = self.get_slice(name)
-    shape = like.get_shape()
-    # Reads no values, only their type.
-    dtype = like[:0].dtype if shape else like[...].dtype
+    tensor = self.get_slice(name)
+    shape = tensor.get_shape()
+    # Reads no values, only their dtype.
+    dtype = tensor[:0].dtype if shape else tensor[...].dtype
     start, stop = self._entries[name]['data_offsets']
     values = self._data[self._begin + start : self._begin + stop]
     return values.view(dtype).reshape(shape)
@@ -109,8 +109,8 @@ def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
         handle = safetensors.safe_open(path, framework='np')
     except (safetensors.SafetensorError, ValueError, OSError) as error:
       if is_in_bucket(path) and isinstance(error, OSError):
-        raise  # It says nothing of the file.
-      raise ValueError(f'{path} is no complete file: {error}') from error
+        raise  # The bucket did not answer: the file may be complete.
+      raise ValueError(f'{path} is incomplete or damaged: {error}') from error
     # The index may not match the files.
     present = set(handle.keys())
     stored_arrays.check_names(present, {*names} or present, path, is_all=False)
@@ -146,8 +146,8 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
   if not index_path.is_file():
     refuse_adapter(folder)
     raise ValueError(
-      f'{folder} has no weights: expected {SINGLE_FILE} or {INDEX_FILE}; what '
-      'is in pytorch_model.bin has to be saved by safetensors.torch.save_file'
+      f'{folder} has no weights: expected {SINGLE_FILE} or {INDEX_FILE}; '
+      'convert a pytorch_model.bin with safetensors.torch.save_file'
     )
   index = settings.read(index_path)
   if not index.has('weight_map'):
@@ -171,23 +171,25 @@ def read_params(
   *,
   dtype: jnp.dtype,
 ) -> Weights:
-  """Returns our tree of all the parameters of a network, in `dtype`.
+  """Returns all parameters of a network as our tree, in `dtype`.
 
-  `handles` are of `open_tensors`, without those that the network does not need;
-  `folder` is for the errors: ValueError if a tensor is missing, unexpected, of
-  another shape or type, or not finite.
+  `handles` come from `open_tensors`, without the tensors that the network does
+  not need; `folder` is for messages. Raises ValueError if a tensor is missing,
+  unexpected, of another shape or dtype, or not finite.
   """
-  found = {}
+  shapes = {}
   for name, handle in handles.items():
     stored = handle.get_slice(name)
-    kind = stored.get_dtype()
-    if kind not in _DTYPES:
+    stored_dtype = stored.get_dtype()
+    if stored_dtype not in _DTYPES:
       raise ValueError(
-        f'{folder}: {name} is stored as {kind}, which is not read'
+        f'{folder}: {name} is stored as {stored_dtype}, which is not supported'
       )
-    found[name] = jax.ShapeDtypeStruct(stored.get_shape(), _DTYPES[kind])
+    shapes[name] = jax.ShapeDtypeStruct(
+      stored.get_shape(), _DTYPES[stored_dtype]
+    )
   wanted = {name: p.in_file for p in parameters for name in p.names}
-  stored_arrays.check(found, wanted, folder)
+  stored_arrays.check(shapes, wanted, folder)
 
   def read(parameter: Parameter, name: str) -> np.ndarray:
     values: np.ndarray = handles[name].get_tensor(name)
@@ -207,37 +209,39 @@ def read_params(
 def without_copy(
   folder: Path, handles: Tensors, name: str, *, of: str, remedy: str = ''
 ) -> Tensors:
-  """Drops from `handles` a copy of the embeddings, which some folders have all
-  the same; ValueError, which ends with `remedy`, if it is no copy of them."""
-  others = dict(handles)
-  copy = others.pop(name, None)
-  # A missing embedding is reported by its reader.
-  if copy is None or of not in others:
-    return others
-  if not np.array_equal(others[of].get_tensor(of), copy.get_tensor(name)):
+  """Drops the tensor `name`, a copy of the tied embeddings `of`, which some
+  folders contain; ValueError, ending with `remedy`, if the two differ."""
+  remaining = dict(handles)
+  copy = remaining.pop(name, None)
+  # A missing embedding is reported when it is read.
+  if copy is None or of not in remaining:
+    return remaining
+  embeddings = remaining[of].get_tensor(of)
+  if not np.array_equal(embeddings, copy.get_tensor(name)):
     raise ValueError(
       f'{folder}: {name} differs from {of}, and they are tied{remedy}'
     )
-  return others
+  return remaining
 
 
 def write_params(
   folder: Path, params: Weights, parameters: Sequence[Parameter]
 ) -> str:
-  """Writes our tree as model.safetensors, in its own dtypes, and makes the
-  folder; returns the name of the dtype. Raises ValueError if a parameter is
-  missing, of another shape, or packed where it is to be whole."""
+  """Writes our tree as model.safetensors, in its dtypes, creating the folder;
+  returns the name of the dtype. Raises ValueError if a parameter is missing, of
+  another shape, or quantized where the format stores floats."""
   safetensors_numpy = require(
     'safetensors.numpy', extra='models', purpose='a safetensors file'
   )
-  leaves, tensors = stored_arrays.flatten(params), {}
+  leaves = stored_arrays.flatten(params)
+  tensors = {}
   for parameter in parameters:
     if parameter.path not in leaves:
       raise ValueError(f'the parameters have no {parameter.path}')
     values = np.asarray(leaves[parameter.path])
     if quantized.is_packed(values) and parameter.dtype != np.int8:
       raise ValueError(
-        f'{parameter.path} is packed, and the format has no place for scales: '
+        f'{parameter.path} is quantized, and this format cannot store scales: '
         'write orbax or safetensors'
       )
     if values.shape != parameter.shape:

@@ -1,7 +1,7 @@
 """Any network of this package in model.safetensors, beside its model.json.
 
-Unlike Orbax's folders it can be read without Orbax and tensorstore. Tensors
-have the shapes of our tree, and its paths joined by slashes as names.
+Unlike an Orbax checkpoint it can be read without Orbax and tensorstore. Tensors
+have the shapes of our tree; their names are its keys joined by slashes.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from specdec_jax.models.products import Weights
 
 
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
-  """Writes a model, over what is there; raises as `write_params`."""
+  """Writes a model, replacing an earlier one; raises as `write_params`."""
   params = quantized.in_bytes(params)
   weights = quantized.name_of(params)
   wanted = _parameters(config, weights)

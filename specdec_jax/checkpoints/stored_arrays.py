@@ -1,7 +1,7 @@
-"""Trees of arrays on disk, read through tensorstore only as far as needed.
+"""Trees of arrays on disk, of which tensorstore reads only what is needed.
 
 A *stored array* is an open `tensorstore.TensorStore` or a numpy array. Both
-have a shape and are sliced alike; the first reads from disk on request.
+have a shape and can be sliced; the first reads from disk on request.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ _Result = TypeVar('_Result')
 
 
 def kvstore(folder: Path) -> dict[str, str]:
-  """Returns tensorstore's spec of a folder, on a disk or in a bucket."""
+  """Returns tensorstore's kvstore spec of a folder, on disk or in a bucket."""
   if is_in_bucket(folder):
     # `gs://name/a/b` is the key `a/b` in the bucket `name`.
     bucket, _, key = str(folder).removeprefix('gs://').partition('/')
@@ -42,12 +42,13 @@ def kvstore(folder: Path) -> dict[str, str]:
 def open_all(
   specs: Mapping[str, Mapping[str, object]], *, source: str
 ) -> dict[str, Stored]:
-  """Opens arrays, all at once, by name; reads none of their values.
+  """Opens arrays by name, concurrently, without reading their values.
 
-  `source` is what errors call the checkpoint, here and below. ValueError if an
-  array is missing or not what its spec says; ImportError without tensorstore.
+  `source` is the checkpoint's name in messages, here and below. Raises
+  ValueError if an array is missing or does not fit its spec, and ImportError
+  without tensorstore.
   """
-  # All reads are started before the first is awaited.
+  # Start to open all arrays before waiting for the first.
   tensorstore = import_tensorstore()
   futures, arrays = {}, {}
   for name, spec in specs.items():
@@ -66,26 +67,30 @@ def open_all(
 def _check_chunks(store: Stored) -> None:
   """Raises ValueError if a chunk is larger than its array."""
   # A chunk is allocated whole: 4 MB of gzip could take 4 GB.
-  shape, chunk = store.shape, store.chunk_layout.read_chunk.shape or ()
+  shape = store.shape
+  chunk = store.chunk_layout.read_chunk.shape or ()
   if any(c > max(1, s) for c, s in zip(chunk, shape, strict=True)):
-    sizes = ('x'.join(map(str, each)) for each in (chunk, shape))
-    raise ValueError('its chunks are {}, it is {}'.format(*sizes))
+    chunk_text = 'x'.join(map(str, chunk))
+    shape_text = 'x'.join(map(str, shape))
+    raise ValueError(f'its chunks are {chunk_text}, it is {shape_text}')
 
 
 @contextlib.contextmanager
 def _damage(source: str, name: str, action: str) -> Iterator[None]:
-  """Adds the array and the checkpoint to what tensorstore raises: OSError if
-  a bucket did not answer or refused, which says nothing of the checkpoint."""
+  """Adds the names of array and checkpoint to tensorstore's errors: OSError if
+  a bucket did not answer or refused, as the checkpoint may then be complete."""
   try:
     yield
   except Exception as error:
-    # The first sentence, without sources in brackets, of what can be pages.
+    # tensorstore's messages can fill pages: the first sentence, without the
+    # locations in its source code, which are in brackets.
     reason = str(error).split(' [')[0].split('; reading')[0]
     if is_in_bucket(source):
       from specdec_jax.files import buckets
 
-      if found := buckets.refusal(error, source):
-        raise found from error
+      refusal = buckets.refusal(error, source)
+      if refusal:
+        raise refusal from error
     if not isinstance(error, ValueError):
       raise
     raise ValueError(
@@ -95,7 +100,7 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
 
 
 def describe(stored: Stored) -> jax.ShapeDtypeStruct:
-  """Returns shape and dtype of a stored array."""
+  """Returns the shape and dtype of a stored array."""
   dtype = getattr(stored.dtype, 'numpy_dtype', stored.dtype)
   return jax.ShapeDtypeStruct(stored.shape, dtype)
 
@@ -103,19 +108,19 @@ def describe(stored: Stored) -> jax.ShapeDtypeStruct:
 def read_tree(
   arrays: Mapping[str, Stored], expected: Weights, *, source: str
 ) -> Weights:
-  """Reads the arrays that a tree expects, and casts them slice by slice.
+  """Reads the arrays of a tree, and casts them slice by slice.
 
   Args:
     arrays: stored arrays by name, keys joined by '/'.
-    expected: a tree of dicts of `jax.ShapeDtypeStruct`. Where a leaf has a
-      sharding, this process reads the slices of its own devices, each once, and
-      no others. Floats are read of any width, integers of their own.
+    expected: nested dicts of `jax.ShapeDtypeStruct`. Of a leaf with a sharding,
+      this process reads only the slices of its devices, once each. Floats of
+      any width are cast; integers must have the stored dtype.
     source: see `open_all`.
 
   Raises:
     ValueError: if arrays are not those expected, or cannot be read.
   """
-  # Before anything is read.
+  # Check names and shapes before anything is read.
   wanted = flatten(expected)
   check(arrays, wanted, source)
 
@@ -123,14 +128,15 @@ def read_tree(
     with _damage(source, name, 'read'):
       return _read(arrays[name], wanted[name])
 
-  found = in_threads(read, wanted)
-  return jax.tree.unflatten(jax.tree.structure(expected), found)
+  leaves = in_threads(read, wanted)
+  return jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
 def in_threads(
   function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> list[_Result]:
-  """Calls the function for all items, by a few threads; keeps their order."""
+  """Returns the function's results for all items, in order, computed by a few
+  threads."""
   # A thread does not inherit the caller's default device.
   device = getattr(jax.config, 'jax_default_device', None)
 
@@ -138,26 +144,26 @@ def in_threads(
     with jax.default_device(device):
       return function(item)
 
-  # Reading waits for disks, and casting leaves Python's lock.
+  # Threads help: reading waits for the disk, and casting releases the GIL.
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
     return list(pool.map(call, items))
 
 
 def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
-  """Reads one array, or this process's slices of it, each once."""
-  # Devices with copies of a slice ask for it one after the other.
+  """Reads one array, or this process's slices of it, once each."""
+  # jax asks for a slice once per device; replicas of it are read once.
   shape = tuple(stored.shape)
-  read_before: dict[tuple, np.ndarray] = {}
+  slices: dict[tuple, np.ndarray] = {}
 
   def read_once(index: Any) -> np.ndarray:
     # Slices are unhashable before Python 3.12.
     key = tuple(s.indices(n) for s, n in zip(index, shape, strict=True))
-    if key not in read_before:
+    if key not in slices:
       part = _values(stored[index])
       values = np.ascontiguousarray(part, leaf.dtype)
-      read_before[key] = values.reshape(part.shape)
-    return read_before[key]
+      slices[key] = values.reshape(part.shape)
+    return slices[key]
 
   sharding = getattr(leaf, 'sharding', None)
   if sharding is None:
@@ -170,12 +176,12 @@ def _values(stored: Stored) -> np.ndarray:
   return np.asarray(stored) if is_numpy else stored.read().result()
 
 
-def whole_number(stored: Stored, *, source: str, name: str) -> int:
-  """Returns the value of a stored scalar, which the errors call `name`; raises
-  ValueError if it is no whole number, or cannot be read."""
-  found = describe(stored)
-  if found.shape or not np.issubdtype(found.dtype, np.integer):
-    raise ValueError(f'{source}: {name} is {found}, expected a whole number')
+def read_integer(stored: Stored, *, source: str, name: str) -> int:
+  """Returns the value of a stored integer; `name` is for messages. Raises
+  ValueError if it is not an integer scalar, or cannot be read."""
+  description = describe(stored)
+  if description.shape or not np.issubdtype(description.dtype, np.integer):
+    raise ValueError(f'{source}: {name} is {description}, expected an integer')
   with _damage(source, name, 'read'):
     return int(_values(stored))
 
@@ -187,31 +193,30 @@ def check_names(
   *,
   is_all: bool = True,
 ) -> None:
-  """Raises ValueError, with counts and examples, unless all names that are
-  wanted are present, and with `is_all` no others."""
-  # `lacks 2 arrays (a, b) and has 1 that this network has not (c)`.
+  """Raises ValueError, with counts and examples, if a wanted name is missing
+  or, with `is_all`, an unexpected one is present."""
+  # `lacks 2 arrays (a, b) and has 1 unexpected ones (c)`.
   missing, unexpected = sorted(wanted - present), sorted(present - wanted)
   parts = []
   if missing:
     parts.append(f'lacks {len(missing)} arrays ({some(missing)})')
   if unexpected and is_all:
-    parts.append(
-      f'has {len(unexpected)} that this network has not ({some(unexpected)})'
-    )
+    parts.append(f'has {len(unexpected)} unexpected ones ({some(unexpected)})')
   if parts:
     raise ValueError(f'{source} {" and ".join(parts)}')
 
 
 def check(
-  found: Mapping[str, Any], wanted: Mapping[str, Any], source: str | Path
+  arrays: Mapping[str, Any], wanted: Mapping[str, Any], source: str | Path
 ) -> None:
-  """Raises ValueError, naming the first few, unless arrays, which need only
-  have a shape and a dtype, are those wanted: by name, then shape and type."""
-  check_names(set(found), set(wanted), source)
+  """Raises ValueError, with the first few differences, unless the arrays have
+  the names, shapes and dtypes of `wanted`. The values of both mappings need
+  only have a shape and a dtype."""
+  check_names(set(arrays), set(wanted), source)
   # Integers must have the stored type; floats of any width are cast.
   wrong = []
   for name, leaf in wanted.items():
-    stored = describe(found[name])
+    stored = describe(arrays[name])
     if stored.shape != tuple(leaf.shape):
       wrong.append(
         f'{name} is {list(stored.shape)}, expected {list(leaf.shape)}'
@@ -226,7 +231,7 @@ def check(
 
 
 def some(items: list[str], separator: str = ', ') -> str:
-  """Returns the first few, and how many more there are."""
+  """Joins the first few items, and adds how many more there are."""
   shown = separator.join(items[:_SHOWN])
   more = len(items) - _SHOWN
   return f'{shown} and {more} more' if more > 0 else shown

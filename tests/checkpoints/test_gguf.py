@@ -213,7 +213,7 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
     ({'llama.attention.head_count': 3}, 'dimension_count is 8'),
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
     ({'llama.block_count': 3}, 'lacks .*blk.2'),
-    ({'llama.block_count': 1}, 'has not.*blk.1'),
+    ({'llama.block_count': 1}, 'unexpected.*blk.1'),
     ({'tokenizer.ggml.model': 'llama'}, "model is 'llama'.*--voc"),
     ({'tokenizer.ggml.model': None}, 'no tokenizer.ggml.model.*--voc'),
     (

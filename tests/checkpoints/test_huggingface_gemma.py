@@ -226,7 +226,7 @@ def test_a_rotary_base_in_two_places(tmp_path, section, key):
   assert 33.0 in (config.rope_base, config.local_rope_base)
   change(tmp_path, **{key: 34})
   with pytest.raises(
-    ValueError, match=rf'{key} is 34.*33, as rope_.*{section}'
+    ValueError, match=rf'{key} is 34.*33, the value of rope_.*{section}'
   ):
     huggingface.read_config(tmp_path)
 
@@ -279,7 +279,7 @@ def test_the_end_of_text_of_a_decoder(tmp_path):
   [
     ({'windows': (3, 4)}, r'windows.*\[3, 4\]'),
     (GEMMA_2 | {'local_rope_base': 5.0}, 'local_rope_base'),
-    ({'attention_softcap': 9.0}, 'expected null.*scores'),
+    ({'attention_softcap': 9.0}, 'expected null.*softcap'),
   ],
 )
 def test_what_transformers_has_not_is_not_written(tmp_path, changes, message):

@@ -121,7 +121,7 @@ def test_the_text_of_a_model_that_sees_and_hears(tmp_path, caplog):
   assert huggingface.read_config(tmp_path) == config
   assert_trees_equal(huggingface.read_params(tmp_path, config), params)
   [record] = caplog.records
-  assert '4 tensors for images or sound are left unread' in record.message
+  assert '4 tensors for images or sound are not read' in record.message
 
 
 @pytest.mark.parametrize('name', ['tiny_gemma4', 'tiny_gemma4_assistant'])

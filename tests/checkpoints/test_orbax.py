@@ -50,7 +50,7 @@ def test_round_trip(tmp_path, config):
   assert_trees_equal(orbax.restore(folder, shapes), params)
   with pytest.raises(ValueError, match='already holds parameters'):
     orbax.save(folder, config, params)
-  with pytest.raises(ValueError, match='for patterns'):
+  with pytest.raises(ValueError, match='as patterns'):
     orbax.save(tmp_path / 'new[1]', config, params)
 
 

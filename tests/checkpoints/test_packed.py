@@ -114,7 +114,9 @@ def test_files_are_as_small_as_the_weights(tmp_path, to, weights):
 @pytest.mark.parametrize('to', ['huggingface', 't5x_legacy', 't5x_orbax'])
 def test_others_have_no_place_for_scales(tmp_path, to):
   name = 'llama' if to == 'huggingface' else 't5'
-  with pytest.raises(ValueError, match=r'packed.*write orbax or safetensors'):
+  with pytest.raises(
+    ValueError, match=r'quantized.*write orbax or safetensors'
+  ):
     BY_NAME[to].write(tmp_path, CONFIGS[name], packed_of(name, 'int8'), 0)
 
 
@@ -123,7 +125,7 @@ def test_broken_ones_are_refused(tmp_path):
   folder = tmp_path / 'model'
   BY_NAME['safetensors'].write(folder, config, params, 0)
   model_file.write(folder, config)
-  with pytest.raises(ValueError, match=r'has not .*scale'):
+  with pytest.raises(ValueError, match=r'unexpected .*scale'):
     formats.read_params(folder, config)
   model_file.write(folder, config, 'int8:16')
   with pytest.raises(ValueError, match=r'scale is .* expected'):
@@ -140,7 +142,9 @@ def test_broken_ones_are_refused(tmp_path):
 def test_what_trains_needs_whole_weights(tmp_path):
   config, params = CONFIGS['llama'], packed_of('llama', 'int8')
   BY_NAME['safetensors'].write(tmp_path / 'model', config, params, 0)
-  with pytest.raises(ValueError, match='packed in int8: give the whole'):
+  with pytest.raises(
+    ValueError, match='quantized to int8: pass the unquantized'
+  ):
     loading.read(tmp_path / 'model')
 
 

@@ -442,7 +442,7 @@ _BAD_INDICES = [
   (_index(x=_array([2], 'int8', b'1234')), 'cannot reshape'),
   (_index(x=_array([2], 'int8', 5)), 'no T5X checkpoint'),
   (_index({'state': {'step': 'x'}}), "step is 'x'"),
-  (_index({'state': {'step': _array([2], 'int8', b'33')}}), 'a whole number'),
+  (_index({'state': {'step': _array([2], 'int8', b'33')}}), 'an integer'),
   (_index({'target': {'x': None}}), r'has no .*\.x\.path'),
 ]
 
@@ -535,7 +535,7 @@ def test_folders_that_are_no_checkpoint(tmp_path, legacy):
   for name in ('checkpoint_7.tmp-123', 'checkpoint_7.orbax-checkpoint-tmp-1'):
     copy = tmp_path / 'unfinished' / name
     shutil.copytree(legacy, copy)
-    refused(copy, 'its name says')
+    refused(copy, 'unfinished, temporary')
   refused(tmp_path / 'unfinished', 'no finished checkpoint')
   (legacy / 'checkpoint').unlink()
   refused(legacy, 'folder state')

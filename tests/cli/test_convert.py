@@ -186,7 +186,7 @@ def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
   assert result.status == 0, result
   assert loading.load(str(tmp_path / 'a')).vocabulary.vocab_size == 85
   result = run('convert', tmp_path / 'a', tmp_path / 'b', *to, *config)
-  assert_refused(result, 'its own sizes')
+  assert_refused(result, 'states its sizes')
   result = run('convert', bare, tmp_path / 'b', *to, *config, *many)
   assert_refused(result, '--extra_ids', '--vocabulary')
 

@@ -1,4 +1,4 @@
-"""Networks that only drafts have, and models that Hugging Face has not, in
+"""Networks that is a drafter have, and models that Hugging Face has not, in
 one file of safetensors."""
 
 import jax
@@ -103,7 +103,7 @@ def test_damage_is_named(tmp_path):
   path = folder / 'model.safetensors'
   whole = path.read_bytes()
   path.write_bytes(whole[:-100])
-  with pytest.raises(ValueError, match='no complete'):
+  with pytest.raises(ValueError, match='incomplete'):
     loading.read(folder)
   path.write_bytes(whole)
   model_file.write(folder, toy_block.config(V, num_decoder_layers=3))
@@ -139,7 +139,7 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
     loading.read(loading.locate('draft-tiny'))[1],
     weights(drafter),
   )
-  with pytest.raises(ValueError, match='only drafts'):
+  with pytest.raises(ValueError, match='is a drafter'):
     loading.load('draft-tiny')
   with pytest.raises(ValueError, match='smollm2-135m, draft-tiny'):
     loading.load('lm-tini')

@@ -156,7 +156,7 @@ def test_the_library(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='local disk'), context():
       pass
   patterns = run_checkpoints.open_run('run[1]', make_config(), keep=1)
-  with pytest.raises(ValueError, match='for patterns'):
+  with pytest.raises(ValueError, match='as patterns'):
     patterns.__enter__()
   assert not list(tmp_path.iterdir())
 

@@ -155,7 +155,7 @@ def test_a_drafter_is_no_model(folder, capsys):
     BlockHeadsConfig(embed_dim=4, gamma=1, mlp_dim=2),
     {'wi': jnp.zeros((1, 4, 2)), 'wo': jnp.zeros((1, 2, 4))},
   )
-  with pytest.raises(ValueError, match=r'block_heads.*only drafts'):
+  with pytest.raises(ValueError, match=r'block_heads.*is a drafter'):
     loading.load(str(folder / 'lone'))
   binding = f'--gin.TARGET="{folder / "lone"}"'
   assert train(folder, folder / 'spec_drafter.gin', 'none', binding) == 2

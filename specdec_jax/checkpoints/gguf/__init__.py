@@ -23,14 +23,14 @@ from specdec_jax.text.vocabularies import Vocabulary
 
 _Config = LlamaConfig | GemmaConfig
 _GEMMAS = ('gemma2', 'gemma3')
-# The number of layers of the largest model of each. In these alone attention
-# scores are not divided by the root of a head's size; files do not state it,
-# and llama.cpp, too, goes by the number of layers.
+# The number of layers of the largest model of each. Only in these models are
+# attention scores not divided by the root of a head's size. Files do not state
+# it; llama.cpp, too, infers it from the number of layers.
 _NUM_LAYERS_27B = {'gemma2': 46, 'gemma3': 62}
 _ARCHITECTURES = ('llama', 'qwen2', 'qwen3', *_GEMMAS)
-# Llama's and Mistral's, of which llama.cpp interleaves queries and keys.
+# Llama's and Mistral's architecture: llama.cpp interleaves queries and keys.
 _INTERLEAVED = 'llama'
-# Keys of an architecture that change nothing that is computed.
+# Keys of an architecture that do not affect the computation.
 _WITHOUT_EFFECT = ('vocab_size', 'expert_used_count', 'tensor_data_layout')
 _EMBEDDING = 'token_embd.weight'
 _ROPE_FACTORS = 'rope_freqs.weight'
@@ -58,12 +58,12 @@ _CONTROL, _USER_DEFINED = 3, 4
 _TOKENS = 'tokenizer.ggml.tokens'
 _TYPES = 'tokenizer.ggml.token_type'
 _TEMPLATE = 'tokenizer.chat_template'
-# What llama.cpp calls Llama 3's way of splitting words.
+# llama.cpp's names for the pre-tokenizer of Llama 3.
 _LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
-# Tokens that end texts, by their keys; the first is the tokenizer's own end.
+# Keys of the EOS tokens; the first is the tokenizer's.
 _ENDS = ('eos', 'eot', 'eom', 'fim_pad', 'fim_rep', 'fim_sep')
 
-# Splits words as Llama 3, which has `{1,3}` for the digits, and Qwen2 do:
+# Splits words as Llama 3 (with `{1,3}` for the digits) and Qwen2 do:
 # contractions, words with one leading sign, digits, signs, line ends, spaces.
 _WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -77,22 +77,22 @@ _WORDS = (
 
 
 def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> _Config:
-  """Returns the sizes that a GGUF file's metadata and tensors state.
+  """Returns the config that a GGUF file's metadata and tensors state.
 
-  Raises ValueError if the file is damaged, of another architecture, or has
-  features that its network does not compute (experts, rotary positions scaled
-  otherwise than Llama 3.1's) or keys that are not known.
+  Raises ValueError if the file is damaged or of another architecture, has
+  unknown keys, or needs features that the network lacks (experts, RoPE scaling
+  other than Llama 3.1's).
   """
   file = container.open_gguf(path)
   architecture = _architecture(file)
   # `llama.block_count` becomes `block_count`.
   section = f'{architecture}.'
-  stated = {
+  metadata = {
     key.removeprefix(section): value
     for key, value in file.metadata.items()
     if key.startswith(section)
   }
-  values = Settings(path=file.path, values=stated, section=section)
+  values = Settings(path=file.path, values=metadata, section=section)
   num_layers = values.count('block_count', most=settings.MAX_LAYERS)
   if num_layers > len(file.tensors):
     raise ValueError(
@@ -104,19 +104,19 @@ def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> _Config:
   if embedding is None or not embedding.shape[0]:
     raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
   sizes |= {'vocab_size': embedding.shape[0], 'dtype': dtype}
-  found: _Config = (
-    gemma_of(values, architecture, sizes)
-    if is_gemma
-    else _config_of(file, values, architecture, sizes)
-  )
+  config: _Config
+  if is_gemma:
+    config = gemma_of(values, architecture, sizes)
+  else:
+    config = _llama_of(file, values, architecture, sizes)
   values.refuse_others(_WITHOUT_EFFECT)
-  return found
+  return config
 
 
 def sizes_of(
   values: Settings, num_layers: int, *, may_lack_head_dim: bool
 ) -> Json:
-  """Reads the fields that the configurations of both kinds of networks have."""
+  """Reads the fields that `LlamaConfig` and `GemmaConfig` share."""
   embed_dim = values.count('embedding_length')
   num_heads = values.count('attention.head_count')
   head_dim = values.count(
@@ -140,15 +140,15 @@ def sizes_of(
   }
 
 
-def _config_of(
+def _llama_of(
   file: GgufFile, values: Settings, architecture: str, sizes: Json
 ) -> LlamaConfig:
-  # Refuses what would load, and then compute something else.
+  # Refuse settings with which the network would compute something else.
   values.expect('expert_count', 0, ': experts are not supported')
   values.expect('rope.scaling.type', 'none')
   for key in ('rope.scaling.factor', 'rope.scale_linear'):
     if values.number(key, 1.0) not in (0.0, 1.0):
-      values.refuse(key, '1: such scaling of rotary positions is not supported')
+      values.refuse(key, '1: linear RoPE scaling is not supported')
   rope_base = values.positive('rope.freq_base', 10_000.0)
   window = values.count('attention.sliding_window', 0, least=0)
   return values.build(
@@ -163,72 +163,76 @@ def _config_of(
   )
 
 
-def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
-  """Returns the sizes that a file states of a `kind` beside those of all;
-  raises ValueError for what `models.gemma.decoder` does not compute."""
-  is_gemma_3, number = kind == 'gemma3', values.number
+def gemma_of(values: Settings, architecture: str, sizes: Json) -> GemmaConfig:
+  """Adds to `sizes` the fields of Gemma 2 or Gemma 3; ValueError for features
+  that `models.gemma.decoder` lacks."""
+  is_gemma_3 = architecture == 'gemma3'
   base = values.positive('rope.freq_base', 1e6 if is_gemma_3 else 1e4)
   period = 6 if is_gemma_3 else 2
   window = values.count('attention.sliding_window')
   values.expect('attention.sliding_window_pattern', period)
-  # Scores are divided by the root of `scalar`: a head's size in all but one.
+  # Scores are divided by the root of `scalar`, the size of a head but in the
+  # largest model.
   scalar = sizes['head_dim']
-  if sizes['num_layers'] == _NUM_LAYERS_27B[kind]:
+  if sizes['num_layers'] == _NUM_LAYERS_27B[architecture]:
     scalar = sizes['embed_dim'] // sizes['num_heads']
+  # Gemma 3 has norms of queries and keys in place of attention softcapping.
+  attention_softcap = 0.0
+  local_rope_base = base
+  if is_gemma_3:
+    local_rope_base = values.positive('rope.freq_base_swa', 1e4)
+  else:
+    attention_softcap = values.number('attn_logit_softcapping', 50.0)
   return values.build(
     GemmaConfig,
     **sizes,
     query_pre_attn_scalar=scalar,
     windows=(*(window,) * (period - 1), 0),
-    attention_softcap=(
-      0.0 if is_gemma_3 else number('attn_logit_softcapping', 50.0)
-    ),
-    logits_softcap=number(
+    attention_softcap=attention_softcap,
+    logits_softcap=values.number(
       'final_logit_softcapping', 0.0 if is_gemma_3 else 30.0
     ),
     rope_base=base,
-    rope_factor=_rope_factor(values, kind),
-    local_rope_base=(
-      values.positive('rope.freq_base_swa', 1e4) if is_gemma_3 else base
-    ),
+    rope_factor=_rope_factor(values, architecture),
+    local_rope_base=local_rope_base,
     has_qk_norm=is_gemma_3,
   )
 
 
-def _rope_factor(values: Settings, kind: str) -> float:
-  """Reads the factor of linear RoPE scaling, by which layers without a window
-  divide positions."""
+def _rope_factor(values: Settings, architecture: str) -> float:
+  """Reads the factor of linear RoPE scaling, which applies to layers without a
+  window."""
   key = 'rope.scaling.type'
   scaling = values.text(key, 'none')
   if scaling == 'none':
     return 1.0
-  if scaling != 'linear' or kind == 'gemma2':
-    values.refuse(key, 'none' if kind == 'gemma2' else 'none or linear')
+  if scaling != 'linear' or architecture == 'gemma2':
+    values.refuse(key, 'none' if architecture == 'gemma2' else 'none or linear')
   return values.positive('rope.scaling.factor')
 
 
 def _architecture(file: GgufFile) -> str:
   values = Settings(path=file.path, values=file.metadata)
   key = 'general.architecture'
-  found = values.text(key)
-  if found not in _ARCHITECTURES:
+  architecture = values.text(key)
+  if architecture not in _ARCHITECTURES:
     values.refuse(key, ' or '.join(_ARCHITECTURES))
-  return found
+  return architecture
 
 
 def read_params(path: Path, config: _Config) -> Weights:
-  """Reads the tree of the network in a file, in the config's dtype; ValueError
-  if a tensor is not that of the network, of an unknown type, or not finite."""
+  """Reads the parameters in a file as our tree, in the config's dtype;
+  ValueError if a tensor is unexpected, of an unknown type, or not finite."""
   file = container.open_gguf(path)
   architecture = _architecture(file)
   is_gemma = architecture in _GEMMAS
-  kind = 'Gemma' if is_gemma else 'Llama'
+  family = 'Gemma' if is_gemma else 'Llama'
   if not isinstance(config, GemmaConfig if is_gemma else LlamaConfig):
-    raise ValueError(f'{path} holds a {kind}, not the sizes of a {config}')
-  # Before anything is dequantised.
+    raise ValueError(f'{path} holds a {family}, which does not fit {config}')
+  # Check names and shapes before anything is dequantised.
   wanted = parameters_of(config)
-  found = {k: v for k, v in file.tensors.items() if k != _ROPE_FACTORS}
-  stored_arrays.check(found, {p.name: p.in_file for p in wanted}, file.path)
+  tensors = {k: v for k, v in file.tensors.items() if k != _ROPE_FACTORS}
+  stored_arrays.check(tensors, {p.name: p.in_file for p in wanted}, file.path)
 
   def read(parameter: Parameter, name: str) -> np.ndarray:
     values = container.read_tensor(file, name)
@@ -248,8 +252,8 @@ def parameters_of(config: _Config) -> tuple[Parameter, ...]:
 
 
 def num_rotary_heads(config: _Config, parameter: Parameter) -> int:
-  """Returns the heads in a tensor of which a Llama's GGUF interleaves the
-  halves that rotary positions pair; 0 for a tensor without any."""
+  """Returns the number of heads in a tensor whose rotary halves a Llama's GGUF
+  interleaves; 0 for other tensors."""
   heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
   return heads.get(parameter.name.split('.')[-2], 0)
 
@@ -266,41 +270,40 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
 def _rope_scaling(
   file: GgufFile, base: float, head_dim: int
 ) -> RopeScaling | None:
-  """Returns how rotary positions are stretched; raises ValueError if in another
-  way than Llama 3.1's."""
-  # A file has only what divides each of the frequencies, the lowest by the
-  # whole factor; all other constants are those of the public models.
+  """Returns the RoPE scaling; ValueError if it is not Llama 3.1's."""
+  # A file has only the divisor of each frequency, which is the full factor for
+  # the lowest. The other constants are those of the public models.
   if _ROPE_FACTORS not in file.tensors:
     return None
-  stored = container.read_tensor(file, _ROPE_FACTORS)
-  if np.all(stored == 1.0):
+  divisors = container.read_tensor(file, _ROPE_FACTORS)
+  if np.all(divisors == 1.0):
     return None
-  factor = float(stored.max()) if stored.size else np.nan
-  if stored.shape == (head_dim // 2,) and 1 < factor < np.inf:
+  factor = float(divisors.max()) if divisors.size else np.nan
+  if divisors.shape == (head_dim // 2,) and 1 < factor < np.inf:
     scaling = RopeScaling(factor=factor)
     with np.errstate(all='ignore'):
-      found = llama.rope_divisors(scaling, base=base, head_dim=head_dim)
-    if np.allclose(stored, found, rtol=1e-4):
+      expected = llama.rope_divisors(scaling, base=base, head_dim=head_dim)
+    if np.allclose(divisors, expected, rtol=1e-4):
       return scaling
   raise ValueError(f'{file.path}: {_ROPE_FACTORS} is not as in Llama 3.1')
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-  """Returns the vocabulary in a GGUF file: byte-level pairs, as GPT-2's, equal
-  to Hugging Face's tokenizer of the same model. Raises ValueError if it has
-  none or another kind, and ImportError without the tokenizers package."""
+  """Returns the byte-level BPE vocabulary of a GGUF file, which tokenizes as
+  Hugging Face's tokenizer of the same model. Raises ValueError if there is none
+  or it is not BPE, and ImportError without the tokenizers package."""
   file = container.open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
   if values.text('tokenizer.ggml.model', '') != 'gpt2':
-    known = 'gpt2, which is byte-level pairs: give --vocabulary for others'
-    values.refuse('tokenizer.ggml.model', known)
+    expected = 'gpt2 (byte-level BPE): pass --vocabulary for others'
+    values.refuse('tokenizer.ggml.model', expected)
   tokens = values.texts(_TOKENS)
   if not tokens:
     values.refuse(_TOKENS, 'at least one token')
-  # A token with two ids would always be encoded as one of them.
-  token, times = collections.Counter(tokens).most_common(1)[0]
-  if times > 1:
-    raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {times} times')
+  # The second id of a repeated token would never be encoded.
+  token, count = collections.Counter(tokens).most_common(1)[0]
+  if count > 1:
+    raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {count} times')
   roles = {
     name: tokens[ids[0]]
     for name in ('bos', 'eos', 'eot')
@@ -314,19 +317,17 @@ def read_vocabulary(path: Path) -> Vocabulary:
     chat_template=template(_TEMPLATE),
     tool_template=template(f'{_TEMPLATE}.tool_use'),
   )
-  return ends.with_ends(
-    vocabulary, _stated_ends(values, len(tokens)), file.path
-  )
+  return ends.with_ends(vocabulary, _eos_ids(values, len(tokens)), file.path)
 
 
 def read_eos_ids(path: Path) -> tuple[int, ...]:
-  """Returns the ids that end texts by the metadata of a GGUF file, whatever its
-  vocabulary is."""
+  """Returns the EOS ids in the metadata of a GGUF file, whatever its vocabulary
+  is."""
   file = container.open_gguf(path)
-  return _stated_ends(Settings(path=file.path, values=file.metadata))
+  return _eos_ids(Settings(path=file.path, values=file.metadata))
 
 
-def _stated_ends(
+def _eos_ids(
   values: Settings, num_tokens: int | None = None
 ) -> tuple[int, ...]:
   ids_by_name = [_token_ids(values, name, num_tokens) for name in _ENDS]
@@ -342,17 +343,17 @@ def _token_ids(
 def _build_tokenizer(
   values: Settings, tokens: list[str], bos_token: str | None
 ) -> Any:
-  splitting = values.text('tokenizer.ggml.pre')
-  is_llama3 = splitting in _LLAMA3_NAMES
+  pre_name = values.text('tokenizer.ggml.pre')
+  is_llama3 = pre_name in _LLAMA3_NAMES
   # The default is that of llama.cpp, src/llama-vocab.cpp.
   adds_bos = values.flag('tokenizer.ggml.add_bos_token', is_llama3)
   merges = values.texts('tokenizer.ggml.merges')
   types = _token_types(values, len(tokens))
-  pre_tokenizer = _pre_tokenizer(values, splitting)
+  pre_tokenizer = _pre_tokenizer(values, pre_name)
   tokenizers = vocabularies.import_tokenizers()
   ids = {token: i for i, token in enumerate(tokens)}
-  what = f'{values.path} has an inconsistent tokenizer'
-  with vocabularies.package_errors(what):
+  message = f'{values.path} has an inconsistent tokenizer'
+  with vocabularies.package_errors(message):
     tokenizer = tokenizers.Tokenizer(
       tokenizers.models.BPE(
         vocab=ids,
@@ -361,7 +362,7 @@ def _build_tokenizer(
       )
     )
     tokenizer.pre_tokenizer = pre_tokenizer
-    if splitting == 'qwen2':
+    if pre_name == 'qwen2':
       tokenizer.normalizer = tokenizers.normalizers.NFC()
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     if adds_bos and bos_token:
@@ -370,17 +371,19 @@ def _build_tokenizer(
         special_tokens=[(bos_token, ids[bos_token])],
       )
     added = [
-      tokenizers.AddedToken(token, normalized=False, special=kind == _CONTROL)
-      for token, kind in zip(tokens, types, strict=False)
-      if kind in (_CONTROL, _USER_DEFINED)
+      tokenizers.AddedToken(
+        token, normalized=False, special=token_type == _CONTROL
+      )
+      for token, token_type in zip(tokens, types, strict=False)
+      if token_type in (_CONTROL, _USER_DEFINED)
     ]
-    # Added in one call, in order of id: each call takes time.
+    # One call, in order of id, since every call takes time.
     tokenizer.add_tokens(added)
   return tokenizer
 
 
 def _token_types(values: Settings, num_tokens: int) -> list[int]:
-  """Returns what kind of token each is, or nothing if the file does not say."""
+  """Returns the type of each token; an empty list if the file lacks them."""
   if not values.has(_TYPES):
     return []
   types = values.values[_TYPES]
@@ -393,19 +396,19 @@ def _token_types(values: Settings, num_tokens: int) -> list[int]:
   return types.tolist()
 
 
-def _pre_tokenizer(values: Settings, splitting: str) -> Any:
-  """Returns how text is cut into words before pairs are merged within them."""
+def _pre_tokenizer(values: Settings, pre_name: str) -> Any:
+  """Returns the pre-tokenizer, which splits text into words before BPE."""
   tokenizers = vocabularies.import_tokenizers()
   pre = tokenizers.pre_tokenizers
-  if splitting == 'smollm':
+  if pre_name == 'smollm':
     digits = pre.Digits(individual_digits=True)
     return pre.Sequence([digits, pre.ByteLevel(False)])
-  if splitting == 'gpt-2':
+  if pre_name == 'gpt-2':
     return pre.ByteLevel(False)
-  if splitting == 'qwen2' or splitting in _LLAMA3_NAMES:
-    # First into words, then each of their bytes as a letter of its own.
-    regex = _WORDS.format('' if splitting == 'qwen2' else '{1,3}')
+  if pre_name == 'qwen2' or pre_name in _LLAMA3_NAMES:
+    # Splits text into words, and then maps every byte to a character.
+    regex = _WORDS.format('' if pre_name == 'qwen2' else '{1,3}')
     words = pre.Split(tokenizers.Regex(regex), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
-  known = 'smollm, gpt-2, llama-bpe or qwen2: give --vocabulary for others'
-  values.refuse('tokenizer.ggml.pre', known)
+  supported = 'smollm, gpt-2, llama-bpe or qwen2: pass --vocabulary for others'
+  values.refuse('tokenizer.ggml.pre', supported)

@@ -1,8 +1,8 @@
 """The GGUF container, in one file or split: metadata, and tensors by name.
 
-Reads the header in one pass, where the `gguf` package makes an array of every
-string, takes seconds over a vocabulary and raises anything of a damaged file;
-the arithmetic of the quantised formats is left to that package. The format:
+Reads the header in one pass. The `gguf` package would make an array of every
+string, take seconds for a vocabulary, and raise any exception for a damaged
+file; it dequantises the tensors. The format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -35,32 +35,43 @@ _SCALARS = {
 _import_gguf = functools.partial(
   packages.require, 'gguf', extra='models', purpose='a GGUF file'
 )
-# So many blocks are dequantised at a time: temporaries stay in the CPU's cache.
+# Blocks that are dequantised at a time, so that temporaries fit the CPU's
+# cache.
 _BLOCKS_AT_A_TIME = 2048
-# So much of an object in a bucket is read first, for its header.
+# Bytes of an object in a bucket that are read first, for its header.
 _FIRST_BYTES = 2**22
-# How llama.cpp names the files of a split model.
+# llama.cpp's names for the files of a split model.
 _SHARD_NAME = re.compile(r'(.+)-(\d{5})-of-(\d{5})\.gguf')
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-  """Where a tensor lies: its shape, slowest axis first; how it is quantised, a
-  `gguf.GGMLQuantizationType`; its offset in bytes from its file's start; and
-  the bytes of that file, of `paths.mapped`."""
+  """Where a tensor is stored.
+
+  Attributes:
+    shape: slowest axis first.
+    type_id: its quantisation, a `gguf.GGMLQuantizationType`.
+    offset: in bytes from the start of its file.
+    data: the bytes of that file, from `paths.mapped`.
+    dtype: the dtype that `read_tensor` returns.
+  """
 
   shape: tuple[int, ...]
   type_id: int
   offset: int
   data: 'np.ndarray | Ranges' = dataclasses.field(repr=False)
-  dtype: ClassVar = np.float32  # Of what `read_tensor` returns.
+  dtype: ClassVar = np.float32
 
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-  """A model in an open GGUF file, or in several: the path of the first; its
-  metadata, strings, numbers, lists of strings and arrays of numbers by key; and
-  the tensors of all files by name."""
+  """A model in one or several open GGUF files.
+
+  Attributes:
+    path: of the first file.
+    metadata: strings, numbers, lists of strings and arrays of numbers by key.
+    tensors: those of all files by name.
+  """
 
   path: str
   metadata: Json
@@ -94,7 +105,8 @@ class _Cursor:
       return self.scalars(type_id, 1)[0].item()
     if type_id != _ARRAY:
       raise ValueError(f'it has metadata of the unknown type {type_id}')
-    item_type, length = self.number('I'), self.number('Q')
+    item_type = self.number('I')
+    length = self.number('Q')
     if item_type in _SCALARS:
       return self.scalars(item_type, length)
     if item_type == _ARRAY:
@@ -108,8 +120,8 @@ class _Cursor:
 
 
 def shard_paths(path: Path) -> list[Path]:
-  """Returns the files of a model, of which one is at `path`: by its name that
-  file alone, or all into which llama.cpp split the model."""
+  """Returns all files of the model whose file, or one of whose files, is at
+  `path`; llama.cpp's names state how many there are."""
   # `name-00002-of-00003.gguf` is one of three.
   match = _SHARD_NAME.fullmatch(path.name)
   if not match:
@@ -122,12 +134,11 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def open_gguf(path: Path) -> GgufFile:
-  """Maps a GGUF file, or any of those of a split model with the others, and
-  reads the headers.
+  """Maps a GGUF file, or all files of a split model, and reads the headers.
 
-  Raises ValueError if a file is no GGUF file, of another version, or truncated,
-  if its tensors overlap, or if the files are not those of one model; OSError if
-  one cannot be opened.
+  `path` is any of the files. Raises ValueError if a file is not GGUF, of
+  another version or truncated, if tensors overlap, or if the files do not
+  belong to one model; OSError if one cannot be opened.
   """
   paths = shard_paths(path)
   for shard_path in paths:
@@ -143,7 +154,8 @@ def open_gguf(path: Path) -> GgufFile:
   for number, shard_path in enumerate(paths[1:], start=1):
     shard = _open_file(shard_path)
     _check_shard(shard, number, len(paths))
-    if repeated := tensors.keys() & shard.tensors.keys():
+    repeated = tensors.keys() & shard.tensors.keys()
+    if repeated:
       raise ValueError(
         f'{shard.path} has tensor {min(repeated)}, as another file of the model'
       )
@@ -158,11 +170,11 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def _check_shard(shard: GgufFile, number: int, count: int) -> None:
-  """Raises ValueError unless a file says that it is the `number`-th, from 0, of
-  the `count` files of a model."""
+  """Raises ValueError unless the metadata of a file has the given index
+  `number`, from 0, and the `count` of files."""
   stated_count = _split_value(shard, 'count', 1)
   stated_number = _split_value(shard, 'no', 0)
-  # Files that are not split may state 0 or 1, or nothing.
+  # A file that is not split may state 0 or 1, or neither key.
   if max(stated_count, 1) == count and stated_number == number:
     return
   raise ValueError(
@@ -186,7 +198,7 @@ def _open_file(path: Path) -> GgufFile:
     raise ValueError(f'{path} is not a GGUF file: it starts with {magic!r}')
   try:
     metadata, tensors = _read_header(data)
-    _check_places(tensors, data.size)
+    _check_offsets(tensors, data.size)
   except EOFError as error:
     raise ValueError(f'{path} is truncated: {error}') from error
   except ValueError as error:
@@ -194,8 +206,8 @@ def _open_file(path: Path) -> GgufFile:
   return GgufFile(str(path), metadata, tensors)
 
 
-def _check_places(tensors: dict[str, TensorInfo], num_bytes: int) -> None:
-  """Raises EOFError if a tensor ends behind its file, which has `num_bytes`,
+def _check_offsets(tensors: dict[str, TensorInfo], num_bytes: int) -> None:
+  """Raises EOFError if a tensor ends after `num_bytes`, the size of its file,
   and ValueError if two overlap."""
   end, previous = 0, ''
   for name, info in sorted(tensors.items(), key=lambda item: item[1].offset):
@@ -217,8 +229,9 @@ def _check_places(tensors: dict[str, TensorInfo], num_bytes: int) -> None:
 def _read_header(
   data: 'np.ndarray | Ranges',
 ) -> tuple[Json, dict[str, TensorInfo]]:
-  """Reads the metadata, and where tensors lie."""
-  # The header does not state its length: from a bucket, ever more is read.
+  """Reads the metadata and the offsets of the tensors."""
+  # The header does not state its length: from a bucket, a first part is read,
+  # and then longer ones until the header is complete.
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
   while True:
     try:
@@ -237,7 +250,8 @@ def _parse_header(
     raise ValueError(
       f'it is of version {version} (or big-endian), expected one of {_VERSIONS}'
     )
-  num_tensors, num_keys = cursor.number('Q'), cursor.number('Q')
+  num_tensors = cursor.number('Q')
+  num_keys = cursor.number('Q')
   metadata: Json = {}
   for _ in range(num_keys):
     key = cursor.string()
@@ -246,12 +260,14 @@ def _parse_header(
     metadata[key] = cursor.value(cursor.number('I'))
   tensors: dict[str, TensorInfo] = {}
   for _ in range(num_tensors):
-    name, num_axes = cursor.string(), cursor.number('I')
+    name = cursor.string()
+    num_axes = cursor.number('I')
     if name in tensors or not 1 <= num_axes <= _MAX_AXES:
       raise ValueError(f'tensor {name} occurs twice or has {num_axes} axes')
     # ggml counts axes from the fastest: [in, out] is our [out, in].
     fastest_first = [cursor.number('Q') for _ in range(num_axes)]
-    type_id, offset = cursor.number('I'), cursor.number('Q')
+    type_id = cursor.number('I')
+    offset = cursor.number('Q')
     shape = tuple(fastest_first[::-1])
     tensors[name] = TensorInfo(shape, type_id, offset, data)
   alignment = metadata.get('general.alignment', 32)
@@ -274,7 +290,7 @@ def _parse_header(
 
 def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
   """Returns a tensor's quantisation, and the values and bytes of a block."""
-  # Those of Q8_0 are 32 in 34: a scale of 16 bits and 32 of 8.
+  # A block of Q8_0 has 32 values in 34 bytes: a 16-bit scale and 8 bits each.
   gguf = _import_gguf()
   try:
     quantization = gguf.GGMLQuantizationType(info.type_id)
@@ -291,15 +307,16 @@ def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:
-  """Reads and dequantises one tensor: float32 of its shape, in its own memory.
-  ValueError if gguf cannot dequantise it, or it holds a NaN or infinity."""
-  gguf, info = _import_gguf(), file.tensors[name]
+  """Reads and dequantises one tensor, as a new float32 array. ValueError if
+  gguf cannot dequantise it, or it holds a NaN or infinity."""
+  gguf = _import_gguf()
+  info = file.tensors[name]
   quantization, block_size, block_bytes = _blocks(name, info)
   result = np.empty(math.prod(info.shape), np.float32)
   num_blocks = result.size // block_size
   end = info.offset + num_blocks * block_bytes
   blocks = np.asarray(info.data[info.offset : end])
-  # Types of one element per block are plain numbers: take longer strides.
+  # Unquantised types have blocks of one value: take more blocks at a time.
   stride = _BLOCKS_AT_A_TIME * max(1, 32 // block_size)
   with np.errstate(all='ignore'):
     for start in range(0, num_blocks, stride):
@@ -307,7 +324,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
       chunk = blocks[start * block_bytes : stop * block_bytes]
       values = result[start * block_size : stop * block_size]
       try:
-        # One row: the package loops in Python over groups of rows.
+        # As one row, since the package loops in Python over groups of rows.
         values[:] = gguf.dequantize(chunk[None], quantization)[0]
       except NotImplementedError as error:
         raise ValueError(

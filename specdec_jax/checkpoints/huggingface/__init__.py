@@ -1,4 +1,4 @@
-"""Models in folders as Hugging Face lays them out, and its hub."""
+"""Models in folders of Hugging Face's layout, and on its hub."""
 
 import json
 from collections.abc import Callable
@@ -31,14 +31,14 @@ _Convert = Callable[[Any, Weights], Weights]
 
 
 class _Network(NamedTuple):
-  """A network in these folders, by a module of this folder.
+  """A network in these folders, and the module of this folder that reads it.
 
   Attributes:
-    module: has `MODEL_TYPES`, values of `model_type` in config.json;
-      `WITHOUT_EFFECT`, further keys there that change nothing in the network;
-      `read_config` and `config_json`, from config.json to the sizes and back;
-      `parameters_of` the sizes, under both names; and `needed`, what to read of
-      a folder's tensors, and their parameters.
+    module: has `MODEL_TYPES`, the values of `model_type` in config.json;
+      `WITHOUT_EFFECT`, further keys there that do not affect the network;
+      `read_config` and `config_json`, from config.json to the config and back;
+      `parameters_of`, the parameters of a config; and `needed`, the tensors of
+      a folder to read, and their parameters.
     from_file: converts parameters whose values differ in files.
     to_file: the reverse.
   """
@@ -48,7 +48,7 @@ class _Network(NamedTuple):
   to_file: _Convert = lambda config, params: params
 
 
-# By their names in model.json.
+# Networks by their names in model.json.
 _NETWORKS = {
   'llama': _Network(llama),
   't5': _Network(t5),
@@ -58,8 +58,8 @@ _NETWORKS = {
   'assistant': _Network(assistant),
   'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
 }
-# Keys of config.json that change nothing that a network computes: how files
-# were made, how to train, what to generate by default, and how to run.
+# Keys of config.json that do not affect the network's output: settings of
+# training, of generation and of the runtime, and facts about the files.
 WITHOUT_EFFECT = frozenset(generation_config.NAMES) | frozenset((
   'architectures', 'dtype', 'torch_dtype', 'transformers_version',
   'transformers.js_config', 'name_or_path', '_name_or_path', '_commit_hash',
@@ -80,31 +80,33 @@ WITHOUT_EFFECT = frozenset(generation_config.NAMES) | frozenset((
 
 
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
-  """Returns the sizes that a folder's config.json states; raises ValueError if
-  it is missing or broken, has a key that is not known, such as that of packed
-  weights, or describes a network that `models` does not compute."""
+  """Returns the config of a folder's config.json; ValueError if the file is
+  missing or broken, has an unknown key, such as `quantization_config`, or
+  describes a network that `models` lacks."""
   values = settings.read(folder / CONFIG)
-  network = _network_stated(values)
+  network = _module_for(values)
   config = network.read_config(values, dtype)
   values.refuse_others(WITHOUT_EFFECT | network.WITHOUT_EFFECT)
   return config
 
 
-def _network_stated(values: Settings) -> ModuleType:
-  """Returns the network that config.json says it is of."""
-  if eagle.is_stated(values):
+def _module_for(values: Settings) -> ModuleType:
+  """Returns the module that reads the network of a config.json."""
+  if eagle.is_eagle(values):
     return eagle
-  kind = values.text('model_type')
-  modules = [network.module for network in _NETWORKS.values()]
-  networks = {name: each for each in modules for name in each.MODEL_TYPES}
-  if kind not in networks:
-    values.refuse('model_type', f'one of {", ".join(networks)}')
-  return networks[kind]
+  model_type = values.text('model_type')
+  modules = {}
+  for network in _NETWORKS.values():
+    for name in network.module.MODEL_TYPES:
+      modules[name] = network.module
+  if model_type not in modules:
+    values.refuse('model_type', f'one of {", ".join(modules)}')
+  return modules[model_type]
 
 
 def read_params(folder: Path, config: Config) -> Weights:
-  """Returns the tree of our network in a folder's files, in the config's dtype;
-  see `safetensors_folder` for the errors."""
+  """Reads the parameters in a folder as our tree, in the config's dtype; for
+  errors see `safetensors_folder.read_params`."""
   network = _network_of(config)
   tensors = safetensors_folder.open_tensors(folder, config)
   needed, parameters = network.module.needed(folder, config, tensors)
@@ -115,20 +117,20 @@ def read_params(folder: Path, config: Config) -> Weights:
 
 
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
-  """Writes a folder that this module and transformers read, over what is in it;
-  tensors keep the dtype of `params`. Raises ValueError if a parameter is
-  missing or of another shape, or transformers has no such network."""
+  """Writes a folder for this module and transformers, replacing earlier files;
+  tensors keep their dtypes. Raises ValueError if a parameter is missing or of
+  another shape, or transformers lacks the network."""
   network = _network_of(config)
   dtype = safetensors_folder.write_params(
     folder,
     network.to_file(config, params),
     network.module.parameters_of(config),
   )
-  stated = network.module.config_json(config, dtype)
-  files = {CONFIG: stated}
-  # Where this file is, transformers heeds no ids of config.json.
+  config_values = network.module.config_json(config, dtype)
+  files = {CONFIG: config_values}
+  # If this file exists, transformers ignores the ids in config.json.
   if generation := settings.read_if_any(folder / GENERATION_CONFIG).values:
-    ids = {key: stated[key] for key in _IDS if key in stated}
+    ids = {key: config_values[key] for key in _IDS if key in config_values}
     files = {GENERATION_CONFIG: {**ids, **generation}} | files
   for name, values in files.items():
     text = json.dumps(values, indent=2) + '\n'

@@ -15,9 +15,9 @@ from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models.drafting.assistant import AssistantConfig
 
-_KIND, _UNIFIED = 'gemma4_assistant', 'gemma4_unified_assistant'
-MODEL_TYPES: tuple[str, ...] = (_KIND, _UNIFIED)
-# Without clusters, their numbers are in the files all the same.
+_ASSISTANT, _UNIFIED = 'gemma4_assistant', 'gemma4_unified_assistant'
+MODEL_TYPES: tuple[str, ...] = (_ASSISTANT, _UNIFIED)
+# Files without clusters state their numbers as well.
 WITHOUT_EFFECT = gemma4.WITHOUT_EFFECT | frozenset((
   'num_centroids', 'centroid_intermediate_top_k',
 ))  # fmt: skip
@@ -29,13 +29,13 @@ _NAMES = gemma4.NAMES | {
 }
 _IDS, _IDS_IN_FILE = 'token_ids', 'masked_embedding.token_ordering'
 # Defaults of transformers.
-_TARGET_WIDTHS = {_KIND: 1536, _UNIFIED: 3840}
+_TARGET_WIDTHS = {_ASSISTANT: 1536, _UNIFIED: 3840}
 _NUM_CLUSTERS, _NUM_CHOSEN = 2048, 32
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> AssistantConfig:
-  """Returns the sizes that config.json states; ValueError for what
-  `models.drafting.assistant` does not compute."""
+  """Returns the config of a config.json; ValueError for features that
+  `models.drafting.assistant` lacks."""
   text = values.at('text_config')
   for place in (values, text):
     place.expect('tie_word_embeddings', True, ', as Gemmas are')
@@ -52,7 +52,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> AssistantConfig:
     num_clusters = values.count('num_centroids', _NUM_CLUSTERS)
     num_chosen = values.count('centroid_intermediate_top_k', _NUM_CHOSEN)
   fields = {field.name for field in dataclasses.fields(AssistantConfig)}
-  # Its logits are not bounded, whatever the text's configuration says.
+  # Its logits have no softcap, even if text_config has one.
   sizes = gemma4.sizes_of(text)
   return values.build(
     AssistantConfig,
@@ -67,13 +67,16 @@ def read_config(values: Settings, dtype: jnp.dtype) -> AssistantConfig:
 def needed(folder: Path, config: AssistantConfig, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
   wanted = parameters_of(config)
-  kept = safetensors_folder.without_copy(
+  tensors = safetensors_folder.without_copy(
     folder, tensors, 'lm_head.weight', of='model.embed_tokens.weight'
   )
-  keys = gemma4.tensors_of_keys(range(config.num_layers))
+  unused = gemma4.tensors_of_keys(range(config.num_layers))
   if not config.num_clusters:
-    keys += ('masked_embedding.',)
-  return {k: v for k, v in kept.items() if not k.startswith(keys)}, wanted
+    unused += ('masked_embedding.',)
+  used = {
+    name: file for name, file in tensors.items() if not name.startswith(unused)
+  }
+  return used, wanted
 
 
 def parameters_of(config: AssistantConfig) -> tuple[Parameter, ...]:
@@ -86,12 +89,12 @@ def _name_of(path: str) -> str:
 
 
 def config_json(config: AssistantConfig, dtype: str) -> Json:
-  """Makes a config.json; ValueError if transformers has no such network."""
+  """Returns a config.json; ValueError if transformers lacks the network."""
   text = gemma4.sizes_json(config.layers())
   has_clusters = config.num_clusters > 0
-  stated: Json = {
+  config_values: Json = {
     'architectures': ['Gemma4AssistantForCausalLM'],
-    'model_type': _KIND,
+    'model_type': _ASSISTANT,
     'torch_dtype': dtype,
     'backbone_hidden_size': config.target_embed_dim,
     'use_ordered_embeddings': has_clusters,
@@ -105,6 +108,6 @@ def config_json(config: AssistantConfig, dtype: str) -> Json:
       'tie_word_embeddings': True,
     },
   }
-  values = Settings(path=_KIND, values=stated)
+  values = Settings(path=_ASSISTANT, values=config_values)
   gemma4.check_written(config, read_config(values, config.dtype))
-  return stated
+  return config_values

@@ -1,8 +1,8 @@
-"""EAGLE-3 drafters in the spellings in which they are published.
+"""EAGLE-3 drafters in the formats in which they are published.
 
-SafeAILab's, in which SpecForge, SGLang and ModelOpt write theirs, too, calls
-the layer `midlayer`; the package speculators calls it `layers.0` and has its
-sizes in `transformer_layer_config`; NVIDIA NeMo calls it `model.layers.0`.
+SafeAILab, SpecForge, SGLang and ModelOpt call the layer `midlayer`; the package
+speculators calls it `layers.0` and has its sizes in `transformer_layer_config`;
+NVIDIA NeMo calls it `model.layers.0`.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.products import Weights
 
-MODEL_TYPES: tuple[str, ...] = ()  # See `is_stated`.
+MODEL_TYPES: tuple[str, ...] = ()  # See `is_eagle`.
 WITHOUT_EFFECT = frozenset((
   'attn_implementation', 'target_model_type', 'embed_requires_grad',
   'speculators_version', 'proposal_methods', 'default_proposal_method',
@@ -37,7 +37,7 @@ _ARCHITECTURES = (
   _NEMO,
 )
 _LAYER, _LAYER_OF_SPECULATORS = 'midlayer.', 'layers.0.'
-# By the names of our branches, SafeAILab's.
+# SafeAILab's names, by those of our branches.
 _NAMES = {ours: _LAYER + theirs for ours, theirs in llama.NAMES.items()} | {
   'token_embedder': 'embed_tokens',
   'features_norm': 'input_norm',
@@ -85,9 +85,9 @@ _DEFAULTS = {
 }
 
 
-def is_stated(values: Settings) -> bool:
+def is_eagle(values: Settings) -> bool:
   """Tells whether config.json is that of an EAGLE-3 drafter."""
-  # SafeAILab's own files name a Llama's architecture, and have the last key.
+  # SafeAILab's files state the architecture of a Llama, and have the last key.
   return (
     any('Eagle3' in name for name in values.texts('architectures', []))
     or values.has('speculators_model_type')
@@ -96,20 +96,20 @@ def is_stated(values: Settings) -> bool:
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
-  """Returns the sizes that config.json and the names of the tensors state;
-  ValueError for what `models.drafting.eagle` does not compute."""
-  # speculators states the layer's sizes in an object of their own.
+  """Returns the config of a config.json and the tensors' names; ValueError for
+  features that `models.drafting.eagle` lacks."""
+  # speculators has the layer's sizes in an inner object.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values
-  # Others have one network, whatever `model_type` says of the target.
-  stated = inner.text('model_type', None if is_nested else 'llama')
-  kind = stated if is_nested else 'llama'
-  if kind not in _DEFAULTS:
+  # In the other formats `model_type` is the target's: the layer is a Llama's.
+  stated_type = inner.text('model_type', None if is_nested else 'llama')
+  model_type = stated_type if is_nested else 'llama'
+  if model_type not in _DEFAULTS:
     inner.refuse('model_type', ' or '.join(_DEFAULTS))
-  _check_supported(values, inner, kind)
+  _check_supported(values, inner, model_type)
   folder = user_path(values.path).parent
   names = safetensors_folder.open_tensors(folder)
-  defaults = _DEFAULTS[kind] if is_nested else {}
+  defaults = _DEFAULTS[model_type] if is_nested else {}
   sizes = llama.counts(inner, {'max_position_embeddings': 2048} | defaults)
   return values.build(
     EagleConfig,
@@ -120,7 +120,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
     rope_base=llama.rope_base(inner),
     rope_scaling=llama.rope_scaling(inner),
     norm_epsilon=inner.positive('rms_norm_eps', 1e-6),
-    has_qk_norm=kind == 'qwen3',
+    has_qk_norm=model_type == 'qwen3',
     norm_before_residual=values.flag('norm_before_residual', False),
     norm_before_fc=values.flag('norm_before_fc', False),
     fc_norm=values.flag('fc_norm', False),
@@ -130,22 +130,24 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   )
 
 
-def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
-  """Raises ValueError for what would load and then compute something else."""
+def _check_supported(
+  values: Settings, inner: Settings, model_type: str
+) -> None:
+  """Raises ValueError for settings of features that the network lacks."""
   values.expect('speculators_model_type', 'eagle3')
   values.at('speculators_config').expect('algorithm', 'eagle3')
   architectures = values.texts('architectures', [])
   named = {name for name in architectures if 'Eagle3' in name}
   if named - set(_ARCHITECTURES):
     values.refuse('architectures', f'one of {", ".join(_ARCHITECTURES)}')
-  llama.check_supported(inner, kind)
+  llama.check_supported(inner, model_type)
   nested = values.at(_NESTED)
   values.flag('tie_word_embeddings', False)
   inner.flag('tie_word_embeddings', False)
   for place in (values, nested, inner):
     for key, expected in _FLAGS.items():
       place.expect(key, expected)
-  # Sizes of parallel heads, which a drafter of one step does not have.
+  # Sizes of parallel heads, of which the drafter has none.
   nested.count('parallel_draft_heads_num_layers', 0, least=0)
   nested.expect('parallel_draft_step', 1)
   # NeMo states the target's number of layers; its drafter has one.
@@ -161,9 +163,10 @@ def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
 
 
 def _feature_layers(values: Settings) -> tuple[int, ...]:
-  """Reads which layers' inputs are features; empty for the usual three."""
-  # SGLang's `eagle_config` names layers by their outputs, and the output of
-  # layer N is the input of layer N + 1; vLLM's key at the top names the inputs.
+  """Reads the layers whose inputs are features; empty for the usual three."""
+  # SGLang's `eagle_config` states the layers by their outputs, and the output
+  # of layer N is the input of layer N + 1; vLLM's top-level key states the
+  # inputs.
   nested = values.at(_NESTED)
   layers = [i + 1 for i in nested.counts(_LAYER_IDS, [])]
   by_input = values.counts(_LAYER_IDS, layers)
@@ -175,16 +178,16 @@ def _feature_layers(values: Settings) -> tuple[int, ...]:
 
 
 def _last_norm(values: Settings, names: Collection[str]) -> dict[str, bool]:
-  """Reads `norm_output`, whose meaning depends on who wrote the file."""
-  # To SpecForge, for which it is true by default, a norm before the logits; to
-  # vLLM, that the normed state is fed back.
+  """Reads `norm_output`, whose meaning depends on the writer of the file."""
+  # In SpecForge, where it defaults to true, a norm before the logits; in vLLM,
+  # that the normed state is fed back.
   if any(name.startswith(_LAYER) for name in names):
     return {'norm_before_logits': values.flag('norm_output', True)}
   return {'norm_before_next': values.flag('norm_output', False)}
 
 
 def _usual_name(name: str) -> str:
-  """Returns what SafeAILab calls a tensor of any spelling."""
+  """Returns SafeAILab's name for a tensor of any format."""
   name = name.removeprefix('model.')
   if name.startswith(_LAYER_OF_SPECULATORS):
     return _LAYER + name.removeprefix(_LAYER_OF_SPECULATORS)
@@ -193,29 +196,29 @@ def _usual_name(name: str) -> str:
 
 def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
   """Returns the tensors of a folder that the network needs, and its parameters;
-  raises ValueError if the folder leaves some to the target."""
-  # What the file calls each tensor, by SafeAILab's name.
-  found: dict[str, str] = {}
+  ValueError if some are to be taken from the target."""
+  # Names in the file, by SafeAILab's names.
+  file_names: dict[str, str] = {}
   for name in tensors:
     usual = _usual_name(name)
     is_unused = usual == _LAST_NORM and not config.norm_before_logits
     if is_unused or usual == _IS_DRAFTED or usual.endswith('.inv_freq'):
       continue
-    if usual in found:
-      raise ValueError(f'{folder} has both {found[usual]} and {name}')
-    found[usual] = name
+    if usual in file_names:
+      raise ValueError(f'{folder} has both {file_names[usual]} and {name}')
+    file_names[usual] = name
   wanted = parameters.of(config, _name_of)
-  if _OFFSETS not in found:
-    if not _is_whole(config):
-      raise ValueError(f'{folder} has no tensor {_OFFSETS} of what is drafted')
+  if _OFFSETS not in file_names:
+    if not _drafts_all_tokens(config):
+      raise ValueError(f'{folder} has no tensor {_OFFSETS}, the drafted tokens')
     wanted = tuple(p for p in wanted if p.path != _IDS)
-  if _LOGITS not in found:
-    if not (_is_whole(config) and config.has_embedding):
-      raise ValueError(f"{folder} has no {_LOGITS}: copy rows of its target's")
-    found[_LOGITS] = found[_EMBEDDINGS]
-  kept = {name: tensors[name] for name in found.values()}
-  return kept, tuple(
-    dataclasses.replace(p, name=found.get(p.name, p.name)) for p in wanted
+  if _LOGITS not in file_names:
+    if not (_drafts_all_tokens(config) and config.has_embedding):
+      raise ValueError(f'{folder} has no {_LOGITS}: copy rows of the target')
+    file_names[_LOGITS] = file_names[_EMBEDDINGS]
+  used = {name: tensors[name] for name in file_names.values()}
+  return used, tuple(
+    dataclasses.replace(p, name=file_names.get(p.name, p.name)) for p in wanted
   )
 
 
@@ -236,12 +239,12 @@ def from_file(config: EagleConfig, params: Weights) -> Weights:
 
 
 def to_file(config: EagleConfig, params: Weights) -> Weights:
-  """Reverses `from_file`, and adds which tokens of the target are drafted; for
-  a drafter of all tokens, sorts the logits by token instead."""
-  # If all tokens are drafted, in the order [2, 0, 1] say, columns of the logits
-  # are sorted, as no reader looks for ids beside them.
+  """Reverses `from_file`, and adds `t2d`, which marks the target's tokens that
+  can be drafted; for a full vocabulary, sorts the logits by token instead."""
+  # With a full vocabulary, in the order [2, 0, 1] say, the columns of the
+  # logits are sorted, since readers then expect no ids.
   ids = np.asarray(params[_IDS], np.int64)
-  if _is_whole(config):
+  if _drafts_all_tokens(config):
     kernel = np.asarray(params['logits_dense']['kernel'])
     in_order = {'kernel': kernel[:, np.argsort(ids)]}
     return params | {'logits_dense': in_order}
@@ -253,9 +256,10 @@ def to_file(config: EagleConfig, params: Weights) -> Weights:
 
 
 def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
-  """Returns what `to_file` gives, in the spelling of `config_json`."""
+  """Lists the parameters that `to_file` returns, with the names in the format
+  of `config_json`."""
   written = parameters.of(config, _name_of)
-  if _is_whole(config):
+  if _drafts_all_tokens(config):
     written = tuple(p for p in written if p.path != _IDS)
   else:
     shape, dtype = (config.vocab_size,), np.dtype(np.int32)
@@ -267,23 +271,23 @@ def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
   return tuple(dataclasses.replace(p, name=renamed(p.name)) for p in written)
 
 
-def _is_whole(config: EagleConfig) -> bool:
+def _drafts_all_tokens(config: EagleConfig) -> bool:
   """Tells whether every token can be drafted."""
   return config.draft_vocab_size == config.vocab_size
 
 
 def _is_of_speculators(config: EagleConfig) -> bool:
-  """Tells whether only the spelling of speculators can state a network."""
+  """Tells whether only the format of speculators can describe a network."""
   names = ('norm_before_residual', 'norm_before_fc', 'norm_before_next')
   return any(getattr(config, name) for name in (*names, 'has_qk_norm'))
 
 
 def config_json(config: EagleConfig, dtype: str) -> Json:
-  """Makes a config.json: as SafeAILab's code, SpecForge and SGLang read it, or
-  else speculators and vLLM; ValueError if neither has such a network."""
-  # The network of transformers with such layers.
-  kind = 'qwen3' if config.has_qk_norm else 'llama'
-  sizes = {'model_type': kind} | llama.sizes_json(config, 1)
+  """Returns a config.json for SafeAILab's code, SpecForge and SGLang, or else
+  for speculators and vLLM; ValueError if neither has the network."""
+  # The network of transformers with the same layer.
+  model_type = 'qwen3' if config.has_qk_norm else 'llama'
+  sizes = {'model_type': model_type} | llama.sizes_json(config, 1)
   common = {
     'torch_dtype': dtype,
     'draft_vocab_size': config.draft_vocab_size,
@@ -295,7 +299,7 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
     common['fc_norm'] = True
   if _is_of_speculators(config):
     if not config.norm_before_logits:
-      raise ValueError('no spelling has such norms: convert it to safetensors')
+      raise ValueError('no format has such norms: convert it to safetensors')
     layers = list(config.feature_layers)
     greedy = {'proposal_type': 'greedy', 'speculative_tokens': 3}
     return {

@@ -35,14 +35,15 @@ NAMES = llama.NAMES | {
   'post_mlp_layer_norm': 'post_feedforward_layernorm',
 }
 _EMBEDDINGS, _LOGITS = 'model.embed_tokens.weight', 'lm_head.weight'
-# Where a Gemma 3 that also sees has the tensors of its text, in transformers 4
-# and 5, and which tensors are left out.
+# Prefixes of the text model's tensors in a multimodal Gemma 3, in transformers
+# 4 and 5, with the names of the logits; and prefixes of tensors that are left
+# out.
 _TEXT_BRANCHES = {
   'language_model.model.': 'language_model.lm_head.weight',
   'model.language_model.': _LOGITS,
 }
 _VISION = ('vision_tower.', 'multi_modal_projector.')
-# Keys about images that a Gemma 3 may see, and about how a file was made.
+# Keys of the vision model, and facts about the file.
 WITHOUT_EFFECT = frozenset((
   'vision_config', 'mm_tokens_per_image', 'boi_token_index', 'is_decoder',
   'eoi_token_index', 'image_token_index', 'cache_implementation', 'model_name',
@@ -71,8 +72,8 @@ _GEMMA_3 = _GEMMA_2 | {
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
-  """Returns the sizes that config.json states, of the text alone if it also
-  sees; ValueError for what `models.gemma.decoder` does not compute."""
+  """Returns the config of a config.json, of the text model alone if it is
+  multimodal; ValueError for features that `models.gemma.decoder` lacks."""
   is_gemma_3 = values.text('model_type') != 'gemma2'
   text = values.at('text_config') if values.has('text_config') else values
   if text is not values:
@@ -85,8 +86,8 @@ def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
 
 
 def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
-  """Returns the fields of `GemmaConfig` that describe one stack, as an object
-  of a configuration has it; raises ValueError as `read_config` does."""
+  """Returns the fields of `GemmaConfig` for one stack, from its object in a
+  config.json; raises ValueError as `read_config` does."""
   defaults = _GEMMA_3 if is_gemma_3 else _GEMMA_2
   for key in ('attention_bias', 'use_bidirectional_attention'):
     values.expect(key, False)
@@ -96,7 +97,7 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
   cap = 'attn_logit_softcapping'
   attention_softcap = _softcap(values, cap, defaults['attention_softcap'])
   if is_gemma_3 and attention_softcap:
-    values.refuse(cap, 'null: a Gemma 3 bounds no scores')
+    values.refuse(cap, 'null: Gemma 3 has no attention softcap')
   return {
     **llama.counts(values, defaults, may_lack=()),
     'num_layers': num_layers,
@@ -113,7 +114,7 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
 
 
 def _softcap(values: Settings, key: str, default: float) -> float:
-  """Returns a bound; 0, as null is, for none."""
+  """Returns a softcap; 0 for null."""
   if key in values.values and not values.has(key):
     return 0.0
   return values.positive(key) if values.has(key) else default
@@ -122,7 +123,7 @@ def _softcap(values: Settings, key: str, default: float) -> float:
 def _windows(
   values: Settings, num_layers: int, *, is_gemma_3: bool
 ) -> tuple[int, ...]:
-  """Returns the window of each layer, up to where they repeat."""
+  """Returns the windows of the layers, up to where the pattern repeats."""
   window = values.count('sliding_window', _WINDOW)
   values.expect('sliding_window_size', window, ', as sliding_window is')
   period = _period(values, is_gemma_3=is_gemma_3)
@@ -138,7 +139,7 @@ def _windows(
 
 
 def shortest_pattern(windows: list[int]) -> tuple[int, ...]:
-  """Cuts the windows of all layers to where they repeat."""
+  """Cuts the windows of all layers to one period of their pattern."""
   # [1, 1, 0, 1, 1, 0, 1] repeat after 3.
   repeats = lambda n: all(x == windows[i % n] for i, x in enumerate(windows))
   lengths = range(1, len(windows) + 1)
@@ -146,9 +147,9 @@ def shortest_pattern(windows: list[int]) -> tuple[int, ...]:
 
 
 def _period(values: Settings, *, is_gemma_3: bool) -> int:
-  """Reads the period of layers without a window, for a file that does not list
-  its `layer_types`; raises ValueError if transformers would take another."""
-  # transformers reads the first key for a Gemma 3, and otherwise neither.
+  """Reads the period of layers without a window, for a file without
+  `layer_types`; ValueError if transformers would use another period."""
+  # transformers reads only the first key, and only for Gemma 3.
   default = _PERIOD_GEMMA_3 if is_gemma_3 else _PERIOD_GEMMA_2
   stated = {
     key: values.count(key, default)
@@ -162,16 +163,16 @@ def _period(values: Settings, *, is_gemma_3: bool) -> int:
 
 
 def _rope(values: Settings) -> dict[str, float]:
-  """Reads rotary positions that are alike in all layers: Gemma 2's."""
+  """Reads the RoPE fields of Gemma 2, the same for all layers."""
   for place in (values.at('rope_parameters'), values.at('rope_scaling')):
     if _rope_factor(place) != 1.0:
-      place.refuse('factor', 'none: the positions of a Gemma 2 are not scaled')
+      place.refuse('factor', 'none: Gemma 2 has no RoPE scaling')
   base = llama.rope_base(values)
   return {'rope_base': base, 'local_rope_base': base}
 
 
 def _rope_by_layer(values: Settings) -> dict[str, float]:
-  """Reads rotary positions of full and of sliding layers: Gemma 3's."""
+  """Reads the RoPE fields of Gemma 3, by type of layer."""
   place = values.at('rope_parameters')
   full, local = place.at(FULL), place.at(SLIDING)
   bases = {
@@ -181,21 +182,22 @@ def _rope_by_layer(values: Settings) -> dict[str, float]:
     ),
   }
   if _rope_factor(local) != 1.0:
-    local.refuse('factor', 'none: positions within a window are not scaled')
-  # As in transformers, rope_scaling overrides what rope_parameters states.
-  factor, scaling = _rope_factor(full), values.at('rope_scaling')
+    local.refuse('factor', 'none: sliding layers have no RoPE scaling')
+  # As in transformers, rope_scaling overrides rope_parameters.
+  factor = _rope_factor(full)
+  scaling = values.at('rope_scaling')
   if scaling.values:
     factor = _rope_factor(scaling)
   return {**bases, 'rope_factor': factor}
 
 
 def _rope_factor(place: Settings) -> float:
-  """Reads by what positions are divided; ValueError for other scaling."""
+  """Reads the factor of linear RoPE scaling; ValueError for other types."""
   key = 'rope_type' if place.has('rope_type') else 'type'
-  kind = place.text(key, 'default')
-  if kind == 'linear':
+  rope_type = place.text(key, 'default')
+  if rope_type == 'linear':
     return place.positive('factor')
-  if kind != 'default':
+  if rope_type != 'default':
     place.refuse(key, 'default or linear')
   if place.positive('factor', 1.0) != 1.0:
     place.refuse('factor', 'rope_type linear beside it')
@@ -204,39 +206,39 @@ def _rope_factor(place: Settings) -> float:
 
 def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
-  # A model that also sees has its text below `language_model`.
-  wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'
-  for prefix, name in _TEXT_BRANCHES.items():
-    if any(each.startswith(prefix) for each in tensors):
-      branch, logits = prefix, name
+  # In a multimodal model the text model is below `language_model`.
+  logits, branch = _LOGITS, 'model.'
+  for prefix, logits_name in _TEXT_BRANCHES.items():
+    if any(name.startswith(prefix) for name in tensors):
+      branch, logits = prefix, logits_name
   wanted = tuple(
     dataclasses.replace(p, name=branch + p.name.removeprefix('model.'))
-    for p in wanted
+    for p in parameters_of(config)
   )
   embeddings = branch + _EMBEDDINGS.removeprefix('model.')
-  kept = safetensors_folder.without_copy(folder, tensors, logits, of=embeddings)
+  used = safetensors_folder.without_copy(folder, tensors, logits, of=embeddings)
   if branch != 'model.':
-    kept = without_senses(folder, kept, _VISION)
-  return kept, wanted
+    used = without_senses(folder, used, _VISION)
+  return used, wanted
 
 
 def without_senses(
   folder: Path, tensors: Tensors, prefixes: tuple[str, ...]
 ) -> Tensors:
-  """Drops the tensors of what a model sees and hears, which begin with
-  `prefixes`, perhaps after `model.`; logs a line if there are any."""
-  kept = {
+  """Drops the tensors for images and sound, whose names begin with one of
+  `prefixes`, perhaps after `model.`; logs a warning if there are any."""
+  text_tensors = {
     name: file
     for name, file in tensors.items()
     if not name.removeprefix('model.').startswith(prefixes)
   }
-  num_unread = len(tensors) - len(kept)
+  num_unread = len(tensors) - len(text_tensors)
   if num_unread:
     logging.getLogger('specdec_jax').warning(
-      f'{folder}: {num_unread} tensors for images or sound are left unread; '
-      'the model takes text alone'
+      f'{folder}: {num_unread} tensors for images or sound are not read; '
+      'the model takes text only'
     )
-  return kept
+  return text_tensors
 
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
@@ -245,8 +247,8 @@ def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: GemmaConfig, dtype: str) -> Json:
-  """Makes a config.json; ValueError if transformers has no such network."""
-  kind = _TEXT if config.has_qk_norm else 'gemma2'
+  """Returns a config.json; ValueError if transformers lacks the network."""
+  model_type = _TEXT if config.has_qk_norm else 'gemma2'
   name = 'Gemma3' if config.has_qk_norm else 'Gemma2'
   rope: Json = {'rope_theta': config.rope_base}
   if config.has_qk_norm:
@@ -254,9 +256,9 @@ def config_json(config: GemmaConfig, dtype: str) -> Json:
     if config.rope_factor != 1.0:
       factor = {'rope_type': 'linear', 'factor': config.rope_factor}
       rope['rope_scaling'] = factor
-  stated = {
+  config_values = {
     'architectures': [f'{name}ForCausalLM'],
-    'model_type': kind,
+    'model_type': model_type,
     'torch_dtype': dtype,
     **stack_json(config),
     **rope,
@@ -265,15 +267,17 @@ def config_json(config: GemmaConfig, dtype: str) -> Json:
     'eos_token_id': 1,
     'bos_token_id': 2,
   }
-  found = read_config(Settings(path=kind, values=stated), config.dtype)
-  check_written(config, found)
-  return stated
+  read_back = read_config(
+    Settings(path=model_type, values=config_values), config.dtype
+  )
+  check_written(config, read_back)
+  return config_values
 
 
 def stack_json(config: GemmaConfig) -> Json:
-  """Returns what config.json says of one stack, its rotary positions apart;
-  raises ValueError if its windows differ."""
-  # transformers states one length, and for each layer whether it has a window.
+  """Returns the keys of config.json for one stack, without RoPE; ValueError if
+  its windows differ in length."""
+  # transformers has one length of windows, and the type of each layer.
   windows = attention.layer_windows(config)
   sizes = set(windows) - {0}
   if len(sizes) > 1:
@@ -284,21 +288,21 @@ def stack_json(config: GemmaConfig) -> Json:
     'attention_bias': False,
     'query_pre_attn_scalar': config.query_pre_attn_scalar,
     'sliding_window': max(sizes, default=_WINDOW),
-    'layer_types': [SLIDING if each else FULL for each in windows],
+    'layer_types': [SLIDING if window else FULL for window in windows],
     'attn_logit_softcapping': config.attention_softcap or None,
     'final_logit_softcapping': config.logits_softcap or None,
   }
 
 
-def check_written(config: _Gemma, found: _Gemma) -> None:
-  """Raises ValueError unless what is read of a written configuration is what
-  was to be written; windows are compared elsewhere."""
-  # What transformers cannot state comes back changed.
+def check_written(config: _Gemma, read_back: _Gemma) -> None:
+  """Raises ValueError if a config differs from the one read back from its
+  config.json; windows are compared elsewhere."""
+  # Fields that transformers cannot express come back changed.
   differing = [
     f'{field.name} {getattr(config, field.name)}'
     for field in dataclasses.fields(config)
     if field.name != 'windows'
-    and getattr(config, field.name) != getattr(found, field.name)
+    and getattr(config, field.name) != getattr(read_back, field.name)
   ]
   if differing:
     raise ValueError(f'Hugging Face has no Gemma with {", ".join(differing)}')

@@ -97,10 +97,10 @@ def read_config(values: Settings, dtype: jnp.dtype) -> Gemma4Config:
 def sizes_of(values: Settings) -> Json:
   """Returns the fields of `Gemma4Config`, as an object of a configuration has
   them; raises ValueError as `read_config` does."""
-  kind = values.text('model_type', _TEXT)
-  if kind not in _DEFAULTS:
+  model_type = values.text('model_type', _TEXT)
+  if model_type not in _DEFAULTS:
     values.refuse('model_type', f'{_TEXT} or {_UNIFIED}')
-  defaults = _DEFAULTS[kind]
+  defaults = _DEFAULTS[model_type]
   values.expect('attention_bias', False)
   values.expect('hidden_activation', 'gelu_pytorch_tanh')
   # Images are seen from both sides; a text never is.
@@ -231,13 +231,15 @@ def needed(folder: Path, config: Gemma4Config, tensors: Tensors) -> Needed:
     for p in parameters_of(config)
   )
   embeddings = in_branch(NAMES['token_embedder'] + '.weight')
-  kept = safetensors_folder.without_copy(
+  tensors = safetensors_folder.without_copy(
     folder, tensors, 'lm_head.weight', of=embeddings
   )
   shared_layers = range(config.num_cached_layers, config.num_layers)
-  keys = tuple(map(in_branch, tensors_of_keys(shared_layers)))
-  kept = {k: v for k, v in kept.items() if not k.startswith(keys)}
-  return gemma.without_senses(folder, kept, _OTHER_SENSES), wanted
+  unused = tuple(map(in_branch, tensors_of_keys(shared_layers)))
+  used = {
+    name: file for name, file in tensors.items() if not name.startswith(unused)
+  }
+  return gemma.without_senses(folder, used, _OTHER_SENSES), wanted
 
 
 def tensors_of_keys(numbers: Iterable[int]) -> tuple[str, ...]:

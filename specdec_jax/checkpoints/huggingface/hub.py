@@ -15,8 +15,8 @@ def download(repository: str) -> Path:
   tag or commit. Raises ValueError if the name is malformed or the download
   fails, and ImportError without the huggingface_hub package."""
   # `organisation/name@main`; a name without `@` is of the newest commit.
-  found = re.fullmatch(r'([^/@]+/[^/@]+)(?:@(.+))?', repository)
-  if not found:
+  match = re.fullmatch(r'([^/@]+/[^/@]+)(?:@(.+))?', repository)
+  if not match:
     raise ValueError(
       f'hf:{repository}: write hf:organisation/name or '
       'hf:organisation/name@revision'
@@ -24,15 +24,15 @@ def download(repository: str) -> Path:
   hub = require('huggingface_hub', extra='models', purpose='an hf: name')
   try:
     folder = hub.snapshot_download(
-      found[1],
-      revision=found[2],
+      match[1],
+      revision=match[2],
       allow_patterns=_DOWNLOADED,
       # Mistral's own copy of the same weights.
       ignore_patterns=['consolidated*'],
     )
-  except Exception as error:  # The network stack raises many kinds.
+  except Exception as error:  # The network stack raises many types.
     raise ValueError(
       f'hf:{repository} could not be downloaded ({type(error).__name__}: '
-      f'{error}). Without a network, give the path of a folder that holds it'
+      f'{error}). Without a network, pass the path of a downloaded folder'
     ) from error
   return Path(folder)

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, which `models.llama` computes."""
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE: the network `models.llama`."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
 _MOE = 'qwen3_moe'
 MODEL_TYPES: tuple[str, ...] = ('llama', 'mistral', 'qwen2', 'qwen3', _MOE)
-# How experts are trained.
+# Settings of the training of experts.
 WITHOUT_EFFECT = frozenset(('output_router_logits', 'router_aux_loss_coef'))
 # By the names of our branches; those of layer N are below `model.layers.N`.
 NAMES = {
@@ -57,7 +57,7 @@ _COUNTS = {
   'head_dim': 'head_dim',
   'max_positions': 'max_position_embeddings',
 }
-# The values that `models.llama` computes with; a file may state others.
+# The only values that `models.llama` supports.
 _FLAGS = {
   'mlp_bias': False,
   'rope_interleaved': False,
@@ -67,23 +67,27 @@ _FLAGS = {
   'is_causal': True,
 }
 FULL, SLIDING = 'full_attention', 'sliding_attention'
-# Classes of transformers whose names are not those of their types.
+# Names of transformers' classes that are not the capitalized model type.
 _CLASSES = {_MOE: 'Qwen3Moe'}
 # Defaults of transformers.
 _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
-  """Returns the sizes that config.json states; raises ValueError for features
-  that `models.llama` does not compute."""
+  """Returns the config of a config.json; ValueError for features that
+  `models.llama` lacks."""
   # All are one network: Mistral is Llama with a window, Qwen2 has biases on
   # queries, keys and values, Qwen3 norms of queries and keys, and Qwen3-MoE
   # experts as well.
-  kind = values.text('model_type')
-  check_supported(values, kind)
+  model_type = values.text('model_type')
+  check_supported(values, model_type)
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
-  left_out = {'num_kv_heads': kind == 'llama', 'head_dim': kind != 'qwen3'}
-  sizes = counts(values, may_lack=[x for x, may in left_out.items() if may])
+  optional = []
+  if model_type == 'llama':
+    optional.append('num_kv_heads')
+  if model_type != 'qwen3':
+    optional.append('head_dim')
+  sizes = counts(values, may_lack=optional)
   return values.build(
     LlamaConfig,
     **sizes,
@@ -92,10 +96,10 @@ def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
     rope_scaling=rope_scaling(values),
     norm_epsilon=values.positive('rms_norm_eps', 1e-6),
     is_tied=values.flag('tie_word_embeddings', False),
-    has_attention_bias=kind == 'qwen2',
-    has_qk_norm=kind in ('qwen3', _MOE),
-    **(_experts(values) if kind == _MOE else {}),
-    windows=_windows(values, kind, num_layers, sizes['max_positions']),
+    has_attention_bias=model_type == 'qwen2',
+    has_qk_norm=model_type in ('qwen3', _MOE),
+    **(_experts(values) if model_type == _MOE else {}),
+    windows=_windows(values, model_type, num_layers, sizes['max_positions']),
     dtype=dtype,
   )
 
@@ -121,58 +125,60 @@ def counts(
   *,
   may_lack: Collection[str] = ('num_kv_heads', 'head_dim'),
 ) -> dict[str, int]:
-  """Returns the fields of `_COUNTS`, with defaults by key. Of those that a file
-  `may_lack`, each head has its own keys and an equal share of the width."""
-  # With 4 heads and a width of 64, heads are of 16 unless a file says so.
-  known = defaults or {}
-  found = {
-    field: values.count(key, known.get(key))
+  """Returns the fields of `_COUNTS`; `defaults` are by key. Those that a file
+  `may_lack` default to one key head per head, and to equal shares of the
+  embedding."""
+  defaults = defaults or {}
+  fields = {
+    field: values.count(key, defaults.get(key))
     for field, key in _COUNTS.items()
     if field not in may_lack
   }
+  # With 4 heads and embeddings of 64, a head has 16 features.
   derived = {
-    'num_kv_heads': found['num_heads'],
-    'head_dim': found['embed_dim'] // found['num_heads'],
+    'num_kv_heads': fields['num_heads'],
+    'head_dim': fields['embed_dim'] // fields['num_heads'],
   }
-  keys = {field: _COUNTS[field] for field in may_lack}
-  return found | {
-    field: values.count(key, known.get(key, derived[field]))
-    for field, key in keys.items()
-  }
+  for field in may_lack:
+    key = _COUNTS[field]
+    default = defaults.get(key, derived[field])
+    fields[field] = values.count(key, default)
+  return fields
 
 
-def check_supported(values: Settings, kind: str) -> None:
-  """Raises ValueError for what would load and then compute something else."""
+def check_supported(values: Settings, model_type: str) -> None:
+  """Raises ValueError for settings of features that the network lacks."""
   for key, expected in _FLAGS.items():
     values.expect(key, expected)
-  # Qwen2 has biases whatever this says, and Mistral none.
+  # transformers ignores this key for Qwen2, with biases, and Mistral, without.
   values.flag('attention_bias', False)
-  if kind in ('llama', 'qwen3', _MOE):
+  if model_type in ('llama', 'qwen3', _MOE):
     values.expect('attention_bias', False)
-  if kind == _MOE:
+  if model_type == _MOE:
     values.expect('use_sliding_window', False)
   values.expect('hidden_act', 'silu')
   key = 'partial_rotary_factor'
   for place in (values, _rope_place(values, key)):
-    place.expect(key, 1.0, ': rotary positions turn whole heads')
+    place.expect(key, 1.0, ': partial RoPE is not supported')
 
 
 def _rope_place(values: Settings, key: str) -> Settings:
-  """Returns the section with rotary settings, of which `key` is one:
-  rope_parameters, unless there is a rope_scaling."""
-  scaling, parameters = values.at('rope_scaling'), values.at('rope_parameters')
+  """Returns the section with the RoPE setting `key`: rope_parameters, unless
+  there is a rope_scaling."""
+  scaling = values.at('rope_scaling')
+  parameters = values.at('rope_parameters')
   if not scaling.values:
     return parameters
   if parameters.has(key):
     parameters.refuse(
-      key, 'no such section beside rope_scaling, which transformers reads alone'
+      key, 'no such section beside rope_scaling, which overrides it'
     )
   return scaling
 
 
 def rope_base(values: Settings) -> float:
-  """Reads the base of rotary positions, `rope_theta`: transformers 4 has it at
-  the top, and 5 in the section of rotary settings."""
+  """Reads the RoPE base, `rope_theta`: a top-level key of transformers 4, and a
+  key of rope_parameters in transformers 5."""
   key = 'rope_theta'
   return base_in(_rope_place(values, key), values, key, 10_000.0)
 
@@ -180,32 +186,31 @@ def rope_base(values: Settings) -> float:
 def base_in(
   place: Settings, values: Settings, key: str, default: float
 ) -> float:
-  """Reads the base of rotary positions from `rope_theta` of a section or, with
-  a default, from a key at the top; ValueError if both state it differently."""
+  """Reads the RoPE base from `rope_theta` of a section or, with a default, from
+  a top-level key; ValueError if the two differ."""
   if not place.has('rope_theta'):
     return values.positive(key, default)
   base = place.positive('rope_theta')
   if values.positive(key, base) != base:
-    values.refuse(
-      key, f'{base:g}, as {place.section}rope_theta says: it is in two places'
-    )
+    values.refuse(key, f'{base:g}, the value of {place.section}rope_theta')
   return base
 
 
 def rope_scaling(values: Settings) -> RopeScaling | None:
-  """Returns how rotary positions are stretched; raises ValueError if in another
-  way than Llama 3.1's."""
-  # Early files say `type`, later ones `rope_type`; the later one wins.
-  kind, place = '', _rope_place(values, 'factor')
+  """Returns the RoPE scaling; ValueError if it is not Llama 3.1's."""
+  # Early files have `type`, later ones `rope_type`, which takes precedence.
+  rope_type = ''
+  place = _rope_place(values, 'factor')
   for key in ('type', 'rope_type'):
-    stating = _rope_place(values, key)
-    if stating.has(key):
-      kind, place = stating.text(key), stating
-      if kind not in ('default', 'llama3'):
+    section = _rope_place(values, key)
+    if section.has(key):
+      rope_type = section.text(key)
+      place = section
+      if rope_type not in ('default', 'llama3'):
         place.refuse(key, 'default or llama3')
-  if kind != 'llama3':
+  if rope_type != 'llama3':
     # A factor without a type is a mistake, or scales in an early version.
-    if place.positive('factor', 1.0) != 1.0 and not kind:
+    if place.positive('factor', 1.0) != 1.0 and not rope_type:
       place.refuse('factor', 'a rope_type beside it')
     return None
   return place.build(
@@ -218,27 +223,30 @@ def rope_scaling(values: Settings) -> RopeScaling | None:
 
 
 def _windows(
-  values: Settings, kind: str, num_layers: int, max_positions: int
+  values: Settings, model_type: str, num_layers: int, max_positions: int
 ) -> tuple[int, ...]:
-  """Returns each layer's window; one that no context outgrows is none."""
+  """Returns each layer's window; one as long as the context is left out."""
   # Of 4 layers with `max_window_layers` 2, the last two have a window.
-  key, first, window = 'sliding_window', 0, 0
+  key = 'sliding_window'
+  first, window = 0, 0
   if values.has(key):
     window = values.count(key)
-  elif kind == 'mistral' and key not in values.values:
+  elif model_type == 'mistral' and key not in values.values:
     window = _MISTRAL_WINDOW
-  if kind.startswith('qwen'):
+  if model_type.startswith('qwen'):
     first = values.count('max_window_layers', _QWEN_FULL_LAYERS, least=0)
     if not values.flag('use_sliding_window', False):
       window = 0
     elif not window:
       values.refuse(key, 'an integer, as use_sliding_window is true')
-  elif kind == 'llama' and 0 < window < max_positions:
+  elif model_type == 'llama' and 0 < window < max_positions:
     values.refuse(key, 'null: a llama has no window')
-  own = [SLIDING if window and i >= first else FULL for i in range(num_layers)]
-  types = values.texts('layer_types', own)
+  default_types = [
+    SLIDING if window and i >= first else FULL for i in range(num_layers)
+  ]
+  types = values.texts('layer_types', default_types)
   allowed = {FULL, SLIDING} if window else {FULL}
-  is_other = types != own and not kind.startswith('qwen')
+  is_other = types != default_types and not model_type.startswith('qwen')
   if is_other or len(types) != num_layers or set(types) - allowed:
     names = ' or '.join(sorted(allowed))
     values.refuse('layer_types', f'{num_layers} of {names}')
@@ -246,22 +254,22 @@ def _windows(
     return ()
   if FULL not in types:
     return (window,)
-  return tuple(window if each == SLIDING else 0 for each in types)
+  return tuple(window if layer == SLIDING else 0 for layer in types)
 
 
 def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
   # Early versions of transformers saved tables of frequencies.
-  kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
+  used = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
   if config.is_tied:
-    kept = safetensors_folder.without_copy(
+    used = safetensors_folder.without_copy(
       folder,
-      kept,
+      used,
       'lm_head.weight',
       of='model.embed_tokens.weight',
       remedy=safetensors_folder.UNTIE,
     )
-  return kept, parameters_of(config)
+  return used, parameters_of(config)
 
 
 def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
@@ -273,9 +281,9 @@ def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
 
 
 def _by_expert(parameter: Parameter) -> Parameter:
-  """Names the tensors of which a file makes up the kernels of all experts."""
-  # Ours are [E, 2, embed, width] and [E, width, embed]; a file has a matrix for
-  # each expert, and for gates and the other half of its input.
+  """Adds the names of the tensors of an expert kernel, one per expert."""
+  # Ours are [E, 2, embed, width] and [E, width, embed]; a file has separate
+  # matrices for every expert's gate, up and down projection.
   layer, _, path = parameter.path.partition('/')
   if path not in _EXPERT_KERNELS:
     return parameter
@@ -289,15 +297,16 @@ def _by_expert(parameter: Parameter) -> Parameter:
 
 
 def config_json(config: LlamaConfig, dtype: str) -> Json:
-  """Makes a config.json; ValueError if transformers has no such network."""
-  kind = _kind(config)
+  """Returns a config.json; ValueError if transformers lacks the network."""
+  model_type = _model_type(config)
+  class_name = _CLASSES.get(model_type, model_type.capitalize())
   return {
-    'architectures': [f'{_CLASSES.get(kind, kind.capitalize())}ForCausalLM'],
-    'model_type': kind,
+    'architectures': [f'{class_name}ForCausalLM'],
+    'model_type': model_type,
     'torch_dtype': dtype,
     **sizes_json(config, config.num_layers),
     'tie_word_embeddings': config.is_tied,
-    **_windows_json(config, kind),
+    **_windows_json(config, model_type),
     **_experts_json(config),
   }
 
@@ -316,7 +325,7 @@ def _experts_json(config: LlamaConfig) -> Json:
 
 
 def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
-  """Returns the sizes of so many layers of a Llama, or of one like it."""
+  """Returns the keys for `num_layers` layers of a Llama, or of its kin."""
   return {
     **counts_json(config, num_layers),
     'hidden_act': 'silu',
@@ -329,7 +338,7 @@ def counts_json(
   config: LlamaConfig | EagleConfig | GemmaConfig | Gemma4Config,
   num_layers: int,
 ) -> Json:
-  """Reverses `counts`, and adds what else all stacks of layers have."""
+  """Reverses `counts`, and adds the other keys of every stack of layers."""
   return {
     **{key: getattr(config, field) for field, key in _COUNTS.items()},
     'num_hidden_layers': num_layers,
@@ -337,7 +346,7 @@ def counts_json(
   }
 
 
-def _kind(config: LlamaConfig) -> str:
+def _model_type(config: LlamaConfig) -> str:
   """Returns the `model_type` of a network."""
   if config.has_qk_norm and config.has_attention_bias:
     raise ValueError('Hugging Face has no has_qk_norm with has_attention_bias')
@@ -358,27 +367,29 @@ def _rope_scaling_json(scaling: RopeScaling | None) -> Json | None:
   """Writes `rope_scaling` as in config.json."""
   if scaling is None:
     return None
-  stated = dataclasses.asdict(scaling)
-  original = stated.pop('original_max_positions')
+  fields = dataclasses.asdict(scaling)
+  original = fields.pop('original_max_positions')
   key = 'original_max_position_embeddings'
-  return {'rope_type': 'llama3', **stated, key: original}
+  return {'rope_type': 'llama3', **fields, key: original}
 
 
-def _windows_json(config: LlamaConfig, kind: str) -> Json:
+def _windows_json(config: LlamaConfig, model_type: str) -> Json:
   windows = attention.layer_windows(config)
   if not any(windows):
     return {}
   # config.json has one length of windows, and a list of layers that have one.
   sizes = set(windows) - {0}
   is_mixed = 0 in windows
-  if len(sizes) > 1 or (is_mixed and kind == 'mistral'):
-    raise ValueError(f'Hugging Face has no {kind} with windows of {windows}')
-  stated: Json = {'sliding_window': max(sizes)}
-  if kind != 'mistral':
+  if len(sizes) > 1 or (is_mixed and model_type == 'mistral'):
+    raise ValueError(
+      f'Hugging Face has no {model_type} with windows of {windows}'
+    )
+  config_values: Json = {'sliding_window': max(sizes)}
+  if model_type != 'mistral':
     types = [SLIDING if window else FULL for window in windows]
-    stated |= {
+    config_values |= {
       'use_sliding_window': True,
       'max_window_layers': types.index(SLIDING),
       'layer_types': types,
     }
-  return stated
+  return config_values

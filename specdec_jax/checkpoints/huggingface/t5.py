@@ -17,9 +17,9 @@ MODEL_TYPES: tuple[str, ...] = ('t5', 'mt5', 'umt5')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
-# Some files have the embeddings again, under these names.
+# Some files repeat the embeddings under these names.
 _COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
-# Files of T5 1.0 have it, and no T5 uses it.
+# In files of T5 1.0; no T5 uses it.
 _UNUSED = (
   'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight'
 )
@@ -64,8 +64,8 @@ _COUNTS: dict[str, tuple[str, int | None]] = {
   'relpos_max_distance': ('relative_attention_max_distance', 128),
 }
 
-# Activations of feed_forward_proj, and what transformers derives from it unless
-# dense_act_fn states it. Both mean the tanh approximation by gelu.
+# Activations of feed_forward_proj, and transformers' default of dense_act_fn
+# for it. gelu is the tanh approximation in both.
 _PROJECTIONS = {
   'relu': (('relu',), 'relu'),
   'gated-gelu': (('gelu', 'linear'), 'gelu_new'),
@@ -75,10 +75,11 @@ _PROJECTIONS = {
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
-  """Returns the sizes that config.json states; ValueError if it, or the
-  generation_config.json beside it, says what `models.t5` does not compute."""
-  kind = values.text('model_type')
-  is_t5, is_umt5 = kind == 't5', kind == 'umt5'
+  """Returns the config of a config.json; ValueError if it, or the folder's
+  generation_config.json, needs features that `models.t5` lacks."""
+  model_type = values.text('model_type')
+  is_t5 = model_type == 't5'
+  is_umt5 = model_type == 'umt5'
   # generation_config.json may state another first token than config.json.
   generation = user_path(values.path).with_name('generation_config.json')
   for place in (values, settings.read_if_any(generation)):
@@ -98,19 +99,19 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
     ('scalable_attention', is_umt5),
   ):
     values.expect(key, expected)
-  # Logits are scaled, which in T5 goes with tied embeddings: transformers
-  # before 5 said so with the first key, which official files of T5 1.1 and
-  # FLAN-T5 have as false, and from 5 on, where that is always true, with the
-  # second. No mT5 and no umT5 scales: transformers 5 does so for umT5, but
-  # neither do earlier ones nor T5X, which trained it.
+  # T5 scales the logits if embeddings are tied. transformers 4 decides by
+  # `tie_word_embeddings`, which is false in the files of T5 1.1 and FLAN-T5;
+  # transformers 5 always ties, and decides by `scale_decoder_outputs`. mT5 and
+  # umT5 are never scaled: transformers 5 scales umT5, but earlier versions and
+  # T5X, which trained it, do not.
   is_tied = values.flag('tie_word_embeddings', True)
   is_scaled = values.flag('scale_decoder_outputs', is_tied)
-  # Without a number of its own, the decoder has as many layers.
-  known = {'num_decoder_layers': values.values.get('num_layers')}
+  # By default the decoder has as many layers as the encoder.
+  default_counts = {'num_decoder_layers': values.values.get('num_layers')}
   counts = {
     field: values.count(
       key,
-      known.get(key, default),
+      default_counts.get(key, default),
       most=settings.MOST.get(field, settings.MAX_COUNT),
     )
     for field, (key, default) in _COUNTS.items()
@@ -128,7 +129,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
 
 def _check_ids(values: Settings) -> None:
   """Raises ValueError unless decoders start with 0, and padding is 0 or 1."""
-  # Our rows are padded with 0, as in the training of MADLAD-400, which has 1.
+  # Rows are padded with 0 here; MADLAD-400 states 1, but was trained with 0.
   values.expect('decoder_start_token_id', 0, ', as T5 has it')
   if values.count('pad_token_id', 0, least=0) > 1:
     values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')
@@ -136,26 +137,26 @@ def _check_ids(values: Settings) -> None:
 
 def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
-  kept = {name: file for name, file in tensors.items() if name != _UNUSED}
+  used = {name: file for name, file in tensors.items() if name != _UNUSED}
   wanted = parameters_of(config)
-  # Files of T5 1.0 have the embeddings up to four times.
+  # Files of T5 1.0 repeat the embeddings up to three times.
   for name in _COPIES:
-    kept = safetensors_folder.without_copy(folder, kept, name, of=_EMBEDDINGS)
+    used = safetensors_folder.without_copy(folder, used, name, of=_EMBEDDINGS)
   if config.is_tied:
-    kept = safetensors_folder.without_copy(
+    used = safetensors_folder.without_copy(
       folder,
-      kept,
+      used,
       _LOGITS,
       of=_EMBEDDINGS,
       remedy=safetensors_folder.UNTIE,
     )
-  if _LOGITS not in kept:
+  if _LOGITS not in used:
     # Tied, but not scaled: our logits have a kernel with the same values.
     wanted = tuple(
       dataclasses.replace(p, name=_EMBEDDINGS) if p.name == _LOGITS else p
       for p in wanted
     )
-  return kept, wanted
+  return used, wanted
 
 
 def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
@@ -175,7 +176,7 @@ def _name_of(path: str) -> str:
   # `decoder/layers_2/self_attention/query` is `decoder.block.2.layer.0.
   # SelfAttention.q`.
   stack, part, *keys = branch.split('/')
-  if part == 'relpos_bias':  # Where it is shared, the first layer has it.
+  if part == 'relpos_bias':  # A shared table is stored in the first layer.
     part, keys = 'layers_0', [part]
   number = part.removeprefix('layers_')
   names = [_IN_LAYER[stack][keys[0]], *(_ATTENTION.get(k, k) for k in keys[1:])]
@@ -192,10 +193,10 @@ def _projection_of(config: T5Config) -> str:
 
 def config_json(config: T5Config, dtype: str) -> Json:
   """Returns the keys of a model's config.json."""
-  kind = 'umt5' if config.has_layer_relpos else 't5'
+  model_type = 'umt5' if config.has_layer_relpos else 't5'
   return {
-    'architectures': [f'{kind.upper()}ForConditionalGeneration'],
-    'model_type': kind,
+    'architectures': [f'{model_type.upper()}ForConditionalGeneration'],
+    'model_type': model_type,
     'torch_dtype': dtype,
     **{key: getattr(config, field) for field, (key, _) in _COUNTS.items()},
     'dropout_rate': config.dropout_rate,

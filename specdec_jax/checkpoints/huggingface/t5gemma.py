@@ -1,4 +1,4 @@
-"""T5Gemma: an encoder and a decoder that are described as Gemma 2's."""
+"""T5Gemma: an encoder and a decoder, each with the config of a Gemma 2."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ _NAMES = gemma.NAMES | {
   'encoder_decoder_attention/out': 'cross_attn.o_proj',
   'post_cross_attention_layer_norm': 'post_cross_attn_layernorm',
 }
-# Keys that matter in training alone.
+# Keys that only affect training.
 WITHOUT_EFFECT = frozenset(
   ('dropout_rate', 'classifier_dropout_rate', 'is_decoder')
 )
@@ -49,12 +49,12 @@ _SHARED = {
   'norm_epsilon': 'rms_norm_eps',
   'max_positions': 'max_position_embeddings',
 }
-_OF_EACH = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
+_PER_STACK = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
-  """Returns the sizes that config.json states; ValueError for what it, or the
-  generation_config.json beside it, says that is not computed here."""
+  """Returns the config of a config.json; ValueError if it, or the folder's
+  generation_config.json, needs features that `models.gemma.t5gemma` lacks."""
   path = user_path(values.path).with_name('generation_config.json')
   generation = settings.read_if_any(path)
   for place in (values, values.at('encoder'), values.at('decoder'), generation):
@@ -69,34 +69,34 @@ def _config_of(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
   for place in (values, encoder, decoder):
     place.expect('tie_word_embeddings', True, ', as Gemmas are')
   values.expect('is_encoder_decoder', True)
-  of_encoder, of_decoder = (
-    gemma.stack_fields(stack, is_gemma_3=False) for stack in (encoder, decoder)
-  )
+  encoder_fields = gemma.stack_fields(encoder, is_gemma_3=False)
+  decoder_fields = gemma.stack_fields(decoder, is_gemma_3=False)
   # Both stacks state these; our network has one value for both.
   for field, key in _SHARED.items():
-    if of_encoder[field] != of_decoder[field]:
-      encoder.refuse(key, f'{of_decoder[field]}, that of the decoder')
-  window, key = max(of_decoder['windows']), 'sliding_window'
-  if max(of_encoder['windows']) != window:
-    encoder.refuse(key, f'{window}, that of the decoder')
-  values.expect('vocab_size', of_decoder['vocab_size'])
-  decoder.expect('cross_attention_hidden_size', of_encoder['embed_dim'])
+    if encoder_fields[field] != decoder_fields[field]:
+      encoder.refuse(key, f'{decoder_fields[field]}, that of the decoder')
+  window = max(decoder_fields['windows'])
+  if max(encoder_fields['windows']) != window:
+    encoder.refuse('sliding_window', f'{window}, that of the decoder')
+  values.expect('vocab_size', decoder_fields['vocab_size'])
+  decoder.expect('cross_attention_hidden_size', encoder_fields['embed_dim'])
   config = values.build(
     T5GemmaConfig,
-    **{f'encoder_{name}': of_encoder[name] for name in _OF_EACH},
-    **{name: of_decoder[name] for name in (*_OF_EACH, *_SHARED)},
-    num_encoder_layers=of_encoder['num_layers'],
-    num_decoder_layers=of_decoder['num_layers'],
-    windows=max(of_decoder['windows'], of_encoder['windows'], key=len),
-    logits_softcap=of_decoder['logits_softcap'],
+    **{f'encoder_{name}': encoder_fields[name] for name in _PER_STACK},
+    **{name: decoder_fields[name] for name in (*_PER_STACK, *_SHARED)},
+    num_encoder_layers=encoder_fields['num_layers'],
+    num_decoder_layers=decoder_fields['num_layers'],
+    windows=max(decoder_fields['windows'], encoder_fields['windows'], key=len),
+    logits_softcap=decoder_fields['logits_softcap'],
     dtype=dtype,
   )
-  for stack, found, made in (
-    (encoder, of_encoder, t5gemma.stack(config, 'encoder')),
-    (decoder, of_decoder, t5gemma.stack(config, 'decoder')),
+  # One pattern of windows has to fit both stacks.
+  for stack, fields, name in (
+    (encoder, encoder_fields, 'encoder'),
+    (decoder, decoder_fields, 'decoder'),
   ):
-    own = values.build(GemmaConfig, **found)
-    if attention.layer_windows(own) != attention.layer_windows(made):
+    stated = attention.layer_windows(values.build(GemmaConfig, **fields))
+    if attention.layer_windows(t5gemma.stack(config, name)) != stated:
       stack.refuse('layer_types', 'the order of the other stack')
   return config
 
@@ -110,10 +110,10 @@ def _check_ids(place: Settings) -> None:
 
 def needed(folder: Path, config: T5GemmaConfig, tensors: Tensors) -> Needed:
   """Returns the tensors that the network needs, and its parameters."""
-  kept = safetensors_folder.without_copy(
+  used = safetensors_folder.without_copy(
     folder, tensors, _LOGITS, of=_EMBEDDINGS
   )
-  return kept, parameters_of(config)
+  return used, parameters_of(config)
 
 
 def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
@@ -128,7 +128,7 @@ def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: T5GemmaConfig, dtype: str) -> Json:
-  """Makes a config.json; ValueError if transformers has no such network."""
+  """Returns a config.json; ValueError if transformers lacks the network."""
   encoder, decoder = (
     {
       'model_type': _STACK,
@@ -143,7 +143,7 @@ def config_json(config: T5GemmaConfig, dtype: str) -> Json:
   )
   decoder['is_decoder'] = True
   decoder['cross_attention_hidden_size'] = config.encoder_embed_dim
-  stated = {
+  config_values = {
     'architectures': ['T5GemmaForConditionalGeneration'],
     'model_type': 't5gemma',
     'torch_dtype': dtype,
@@ -156,6 +156,6 @@ def config_json(config: T5GemmaConfig, dtype: str) -> Json:
     'eos_token_id': 1,
     'bos_token_id': _START,
   }
-  place = Settings(path='t5gemma', values=stated)
+  place = Settings(path='t5gemma', values=config_values)
   gemma.check_written(config, _config_of(place, config.dtype))
-  return stated
+  return config_values

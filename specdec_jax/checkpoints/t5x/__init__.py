@@ -31,22 +31,22 @@ _STATE = 'state'
 def read_config(
   path: Path, *, sizes: Config | str | None = None, dtype: jnp.dtype
 ) -> Config:
-  """Returns the sizes of a checkpoint, which does not state them: `sizes` is a
-  config, a name of `models.presets`, the path of a model.json, or None for a
-  model.json in one of `folders`. Raises ValueError if it is none of these."""
+  """Returns the config of a checkpoint, which does not store it. `sizes` is a
+  config, a name of `models.presets` or the path of a model.json; by default the
+  model.json in one of `folders`. Raises ValueError otherwise."""
   if isinstance(sizes, str) and sizes in presets.PRESETS:
     return presets.preset(sizes, dtype=dtype)
   if isinstance(sizes, str):
     if user_path(sizes).exists():
       return model_file.read(user_path(sizes), dtype=dtype)
     raise ValueError(
-      f'{sizes!r} is neither a file nor the name of sizes; names are '
+      f'{sizes!r} is neither a file nor a preset; presets are '
       f'{", ".join(presets.PRESETS)}'
     )
   if sizes is not None:
     return dataclasses.replace(sizes, dtype=dtype)
-  checkpoint, _ = places = folders(path)
-  for folder in places:
+  checkpoint, parent = folders(path)
+  for folder in (checkpoint, parent):
     if (folder / model_file.NAME).is_file():
       return model_file.read(folder, dtype=dtype)
   raise ValueError(
@@ -56,10 +56,10 @@ def read_config(
 
 
 def read_target(path: Path | str, expected: Weights) -> Weights:
-  """Reads the parameters of a checkpoint, and never the optimizer's state; see
-  `find` and `stored_arrays.read_tree`. Layers may be `scanned`."""
+  """Reads the parameters of a checkpoint, never its optimizer state; layers may
+  be scanned. See `find` and `stored_arrays.read_tree`."""
   folder = find(path)
-  # Nothing is read yet: only names and shapes are looked at.
+  # Opening reads names and shapes only.
   arrays = open_target(folder)
   leaves = stored_arrays.flatten(expected)
   if not scanned.is_scanned(arrays) or scanned.is_scanned(leaves):
@@ -75,7 +75,8 @@ def read_target(path: Path | str, expected: Weights) -> Weights:
 
 
 def open_target(folder: Path) -> dict[str, Stored]:
-  """Opens the stored parameters of a checkpoint that `find` found, by name."""
+  """Opens the stored parameters of a checkpoint, by name; `folder` is that of
+  `find`."""
   if _layout(folder) == 'legacy':
     arrays = legacy.open_target(folder)
   else:
@@ -86,7 +87,8 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
 
 def read_step(path: Path | str) -> int:
-  """Reads the training steps taken; ValueError if unfinished or damaged."""
+  """Reads the number of training steps; ValueError if the checkpoint is
+  unfinished or damaged."""
   folder = find(path)
   if _layout(folder) == 'legacy':
     stored = legacy.open_step(folder)
@@ -94,7 +96,7 @@ def read_step(path: Path | str) -> int:
     stored = orbax.open_tree(folder / _STATE, 'state/').get('step')
   if stored is None:
     raise ValueError(f'{folder} does not say how many steps were taken')
-  return stored_arrays.whole_number(stored, source=str(folder), name='step')
+  return stored_arrays.read_integer(stored, source=str(folder), name='step')
 
 
 def step_path(path: Path | str, step: int) -> Path:
@@ -113,16 +115,16 @@ def write_target(
   """Writes parameters, in their dtypes, as a checkpoint that T5X restores with
   `restore_optimizer=False` or for inference; returns its path.
 
-  It appears as `checkpoint_STEP` in `path`, which is made, when it is complete,
-  and replaces one of this step if `overwrite`; those of other steps stay.
-  Layers with relative positions of their own are one array each, see `scanned`.
-  Raises ValueError if there is a checkpoint of this step or the weights are
-  packed, RuntimeError if an array is spread over several processes, and
-  ImportError without the package that writes it.
+  It appears as `checkpoint_STEP` in `path`, which is created, once it is
+  complete, and replaces an existing one of this step if `overwrite`; other
+  steps stay. Layers with relative positions per layer are stacked, see
+  `scanned`. Raises ValueError if there is a checkpoint of this step or the
+  weights are quantized, RuntimeError if an array is spread over several
+  processes, and ImportError without the package that writes it.
   """
   final = step_path(path, step)
   if quantized.name_of(params):
-    raise ValueError('T5X has no packed weights: write orbax or safetensors')
+    raise ValueError('T5X has no quantized weights: write orbax or safetensors')
   params = jax.tree.map(np.asarray, params)
   # T5X has relative positions in every layer only in scanned stacks.
   if any('/layers_0/relpos_bias/' in x for x in stored_arrays.flatten(params)):
@@ -137,7 +139,7 @@ def write_target(
 
 
 def layout_of(path: Path | str) -> Layout | None:
-  """Returns the format of a finished checkpoint; None if there is none."""
+  """Returns the format of a finished checkpoint, or None."""
   try:
     return _layout(find(path))
   except ValueError:
@@ -145,20 +147,21 @@ def layout_of(path: Path | str) -> Layout | None:
 
 
 def folders(path: Path | str) -> tuple[Path, Path]:
-  """Returns where files about a checkpoint are: in its folder, or above."""
+  """Returns the folders that may hold a checkpoint's model.json and vocabulary:
+  its own and the parent."""
   checkpoint = find(path)
   return checkpoint, checkpoint.parent
 
 
 def find(path: Path | str) -> Path:
-  """Finds the folder of a checkpoint: `path` itself, that of the file
-  `checkpoint`, or the newest step in it. ValueError if none is finished."""
+  """Returns the folder of a checkpoint: `path` itself, the folder of the file
+  `checkpoint`, or the newest step in `path`. ValueError if none is finished."""
   folder = user_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent
-  # Writers rename a complete folder: a killed one leaves such a name.
+  # Writers rename a folder when it is complete; a killed one leaves this name.
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
-    raise ValueError(f'{folder} was not written to its end: its name says so')
+    raise ValueError(f'{folder} is an unfinished, temporary checkpoint')
   if _layout(folder):
     return folder
   if not folder.is_dir():

@@ -1,8 +1,8 @@
 """T5X's own format: a msgpack file of tensorstore specs, one zarr per array.
 
 `checkpoint` holds `{'version': 3, 'optimizer': {'target': params, 'state':
-{'step', 'param_states'}}}` as flax's msgpack. A leaf is an array, or the spec
-of one, which lies in a folder named after it with dots for slashes.
+{'step', 'param_states'}}}` as flax's msgpack. A leaf is an array or the spec of
+one, stored in a folder with the array's name, dots replacing slashes.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ _CHUNK_ELEMENTS = 2**22
 
 
 def _read_index(folder: Path) -> Settings:
-  """Reads the trees `state` and `target`, with specs for arrays."""
+  """Reads the trees `state` and `target`, with specs in place of arrays."""
   path = folder / FILE
   packed = path.read_bytes()
   try:
     contents = serialization.msgpack_restore(packed)
-  except Exception as error:  # flax and numpy raise many kinds.
+  except Exception as error:  # flax and numpy raise many types.
     raise ValueError(
       f'{path} is truncated or no T5X checkpoint: {error!r}'
     ) from error
@@ -43,21 +43,21 @@ def _read_index(folder: Path) -> Settings:
 
 
 def open_step(folder: Path) -> Stored | None:
-  """Reads the training steps taken, None if the checkpoint does not say; raises
-  ValueError if the file is damaged, or they are no number."""
+  """Reads the number of training steps, None if the checkpoint lacks it; raises
+  ValueError if the file is damaged, or the value is not a number."""
   state = _read_index(folder).at('state')
   step = state.values.get('step')
   if not isinstance(step, int | np.ndarray | np.generic | None):
-    state.refuse('step', 'a whole number')
+    state.refuse('step', 'an integer')
   return None if step is None else np.asarray(step)
 
 
 def open_target(folder: Path) -> dict[str, Stored]:
   """Returns the stored parameters of a checkpoint by name.
 
-  Specs of other places, such as a bucket, are read from `folder`: T5X writes
-  paths that are relative to it. Raises ValueError if the file is damaged, or a
-  parameter is neither an array nor the spec of one in this folder.
+  Paths in specs are relative to `folder`, also of a checkpoint that was copied
+  from a bucket. Raises ValueError if the file is damaged, or a parameter is
+  neither an array nor the spec of one in this folder.
   """
   target = _read_index(folder).at('target')
   leaves = dataclasses.replace(target, values=_leaves(target.values))
@@ -79,15 +79,16 @@ def _leaves(tree: Mapping[str, Any]) -> Json:
 
 
 def _local_spec(folder: Path, spec: Settings) -> Json:
-  """Rewrites a stored spec for the zarr in this folder, and checks it."""
+  """Checks a stored spec, and returns one of the zarr in this folder."""
   spec.expect('driver', 'zarr')
-  kvstore, metadata = spec.at('kvstore'), spec.at('metadata')
+  kvstore = spec.at('kvstore')
+  metadata = spec.at('metadata')
   # tensorstore before 0.1.14 had the path beside the kvstore.
-  where = kvstore if kvstore.has('path') else spec
-  path = where.text('path').strip('/')
+  location = kvstore if kvstore.has('path') else spec
+  path = location.text('path').strip('/')
   # Nothing outside of the checkpoint's folder is opened.
   if Path(path) == Path() or '..' in Path(path).parts:
-    where.refuse('path', 'a folder beside this file')
+    location.refuse('path', 'a folder beside this file')
   local: Json = {
     'driver': 'zarr',
     'kvstore': stored_arrays.kvstore(folder / path),
@@ -98,7 +99,7 @@ def _local_spec(folder: Path, spec: Settings) -> Json:
 
 
 def write(folder: Path, params: Weights, *, step: int) -> None:
-  """Writes numpy arrays into a folder that is there, and the index last."""
+  """Writes numpy arrays into an existing folder, and then the index."""
   tensorstore = stored_arrays.import_tensorstore()
   specs, pending = {}, []
   # Arrays are written concurrently, and the index after all of them.

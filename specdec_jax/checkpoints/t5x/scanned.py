@@ -1,10 +1,12 @@
-"""Layers in one array each, as T5X's scalable_t5 keeps them (`scan_layers`).
+"""Checkpoints with stacked layers, as T5X's scalable_t5 writes (`scan_layers`).
 
-`encoder/encoder` and `decoder/decoder` hold what our `layers_0`, `layers_1` ...
-do. Axis 1 counts layers; heads and their features have an axis each in kernels:
-`[embed, layers, heads, kv]`, and for `out` `[heads, layers, kv, embed]`.
+`encoder/encoder` and `decoder/decoder` hold the parameters of our `layers_0`,
+`layers_1` and so on, stacked along axis 1. Kernels have separate axes for heads
+and their features: `[embed, layers, heads, kv]`, and for `out` `[heads, layers,
+kv, embed]`.
 """
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -23,14 +25,14 @@ _JOINED = {'query': 1, 'key': 1, 'value': 1, 'out': 0}
 
 
 def is_scanned(names: Iterable[str]) -> bool:
-  """Tells whether names of arrays are of stacks whose layers are joined."""
+  """Tells whether arrays of these names hold stacked layers."""
   return any(name.startswith(_STACKS) for name in names)
 
 
 def stacked_shapes(expected: Weights) -> Weights:
-  """Returns what is stored for leaves with the names of our tree: shapes, with
-  the shardings of one layer's. Raises ValueError for a stack without tables of
-  relative positions, which tell the number of heads."""
+  """Returns the shapes, with shardings, in which the leaves of our tree are
+  stored stacked. Raises ValueError for layers without a table of relative
+  positions, whose shape states the number of heads."""
   shapes = {}
   for name, leaves in _grouped(expected).items():
     leaf = next(iter(leaves.values()))
@@ -38,15 +40,15 @@ def stacked_shapes(expected: Weights) -> Weights:
       shapes[name] = leaf
       continue
     # With 12 layers and 8 heads of 64, a kernel `query` of [512, 512] is stored
-    # as [512, 12, 8, 64], and `out` as [8, 12, 64, 512]: each axis of one layer
-    # is a list of axes, and that of the layers comes second.
+    # as [512, 12, 8, 64], and `out` as [8, 12, 64, 512]: each axis of a layer
+    # becomes a list of axes, and the axis of the layers comes second.
     axes = [[size] for size in leaf.shape]
     spec: tuple = ()
     if sharding := getattr(leaf, 'sharding', None):
       spec = tuple(sharding.spec)
     spec_axes = [[name] for name in (*spec, *[None] * leaf.ndim)[: leaf.ndim]]
-    *_, branch, kind = name.split('/')
-    joined = _JOINED.get(branch) if kind == 'kernel' else None
+    *_, branch, leaf_name = name.split('/')
+    joined = _JOINED.get(branch) if leaf_name == 'kernel' else None
     if joined is not None:
       heads = _num_heads(expected, name)
       axes[joined] = [heads, leaf.shape[joined] // heads]
@@ -54,61 +56,63 @@ def stacked_shapes(expected: Weights) -> Weights:
     shape = _with_layers(axes, len(leaves))
     if sharding is not None:
       sizes = dict(sharding.mesh.shape)
-      # An axis stays whole if its mesh axis no longer divides it.
-      kept = [
+      # An axis is replicated if its mesh axis no longer divides it.
+      mesh_axes = [
         axis if axis is None or size % sizes[axis] == 0 else None
         for axis, size in zip(_with_layers(spec_axes, None), shape, strict=True)
       ]
-      sharding = NamedSharding(sharding.mesh, PartitionSpec(*kept))
+      sharding = NamedSharding(sharding.mesh, PartitionSpec(*mesh_axes))
     shapes[name] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
   return shapes
 
 
 def _with_layers(axes: list[list], layers: int | None) -> tuple:
   """Returns axes in order, with that of the layers second."""
-  first, *rest = (each for group in axes for each in group)
+  first, *rest = itertools.chain.from_iterable(axes)
   return first, layers, *rest
 
 
 def unstack(stacked: Weights, expected: Weights) -> Weights:
-  """Returns our tree of stored arrays, each of which is dropped when it is
-  taken apart; arguments as for, and of, `stacked_shapes`."""
-  found = {}
+  """Returns our tree of arrays stored as `stacked_shapes` describes; removes
+  each array from `stacked` once it is split, to free its memory."""
+  by_name = {}
   for name, leaves in _grouped(expected).items():
     array = stacked.pop(name)
     if not name.startswith(_STACKS):
-      found[name] = array
+      by_name[name] = array
       continue
     shardings = [getattr(leaf, 'sharding', None) for leaf in leaves.values()]
     shape = next(iter(leaves.values())).shape
-    # One program per array: a slice of each layer, placed where it belongs.
+    # One program per array: each layer's slice, with the layer's sharding.
     take = jax.jit(
       lambda array, shape=shape, count=len(leaves): [
         array[:, i].reshape(shape) for i in range(count)
       ],
       out_shardings=None if None in shardings else shardings,
     )
-    found |= dict(zip(leaves, take(array), strict=True))
-  return traverse_util.unflatten_dict(found, sep='/')
+    by_name |= dict(zip(leaves, take(array), strict=True))
+  return traverse_util.unflatten_dict(by_name, sep='/')
 
 
 def stack(params: Weights) -> Weights:
   """Stacks a tree of numpy arrays; raises ValueError as `stacked_shapes`."""
   leaves = stored_arrays.flatten(params)
-  shapes, found = stacked_shapes(leaves), {}
+  shapes = stacked_shapes(leaves)
+  by_name = {}
   for name, layers in _grouped(leaves).items():
     values = list(layers.values())
     if name.startswith(_STACKS):
       first, _, *rest = shapes[name].shape
-      each = [np.asarray(value).reshape(first, *rest) for value in values]
-      found[name] = np.stack(each, axis=1)
+      arrays = [np.asarray(value).reshape(first, *rest) for value in values]
+      by_name[name] = np.stack(arrays, axis=1)
     else:
-      (found[name],) = values
-  return traverse_util.unflatten_dict(found, sep='/')
+      (by_name[name],) = values
+  return traverse_util.unflatten_dict(by_name, sep='/')
 
 
 def _grouped(leaves: Weights) -> dict[str, Weights]:
-  """Groups leaves, by name, under the names of what is stored, in order."""
+  """Groups leaves under the name of the array that stores them, in the order of
+  layers."""
   groups: dict[str, Weights] = {}
   number = lambda match: int(match[2]) if match else 0
   by_layer = sorted(leaves, key=lambda x: (number(_LAYER.fullmatch(x)), x))
@@ -126,7 +130,7 @@ def _num_heads(leaves: Weights, name: str) -> int:
   table = leaves.get(f'{name.split("/")[0]}/layers_0/relpos_bias/rel_embedding')
   if table is None:
     raise ValueError(
-      'layers are stacked, as those of scalable_t5: give sizes of it, such as '
-      'scalable_t5_1_1_small, or has_layer_relpos in model.json'
+      'the layers are stacked, as in scalable_t5: use its sizes, such as '
+      'scalable_t5_1_1_small, or set has_layer_relpos in model.json'
     )
   return table.shape[0]
