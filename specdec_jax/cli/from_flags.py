@@ -27,14 +27,14 @@ from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
-Made = TypeVar('Made')
-# Keys that a line of prompts may have for the readers of its results.
+Config = TypeVar('Config')
+# Keys that a line of --prompts may have, copied to its results.
 _LABELS = ('id', 'task')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choices:
-  """The choices that flags make; no model is read yet."""
+  """What the flags select; no model is read yet."""
 
   model: Model
   drafter: DrafterChoice
@@ -48,17 +48,20 @@ class Choices:
 
 
 def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
-  """Makes the choices; ValueError if flags contradict each other, or --gamma is
-  'auto' where nothing is decoded with what was chosen."""
-  settings(args)  # It says what does not go together.
+  """Returns what the flags select.
+
+  ValueError if flags contradict each other, or --gamma is 'auto' and
+  `may_be_auto` is not set: for commands that need a fixed gamma.
+  """
+  settings(args)  # Raises for settings that exclude each other.
   revision = '' if args.revision is None else f'@{args.revision}'
   rule = chosen('verification', RULES, args.verification, vars(args))
   sampling = named(Sampling, args)
   judge = rule.judge(sampling)
-  # Not all commands have the flag.
+  # Some commands lack the flag.
   exact_bits = getattr(args, 'exact_bits', False)
   is_auto = may_be_auto and judge.is_lossless and not exact_bits
-  found = Choices(
+  result = Choices(
     model=named(
       Model, args, checkpoint=f'{args.model}{revision}', sizes=args.config
     ),
@@ -67,26 +70,29 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
     sampling=sampling,
     exact_bits=exact_bits,
   )
-  length = found.drafter.length
+  length = result.drafter.length
   if isinstance(length, Auto) and not may_be_auto:
     raise ValueError('--gamma auto is for commands that decode, such as bench')
-  # Before anything is loaded.
+  # Refuse impossible combinations before any model is loaded.
   judge.verify_fn(length if isinstance(length, Tree) else None)
   judge.sampling.check_is_used()
-  return found
+  return result
 
 
-def named(kind: Callable[..., Made], args: argparse.Namespace, **own) -> Made:
-  """Makes a dataclass of the flags with the names of its fields."""
-  # Of `Sampling`: args.temperature becomes its field `temperature`.
-  names = [name for name in field_names(kind) if name not in own]
-  return kind(**{n: v for n, v in vars(args).items() if n in names}, **own)
+def named(
+  config_type: Callable[..., Config], args: argparse.Namespace, **overrides
+) -> Config:
+  """Makes a dataclass from the flags named like its fields, and `overrides`."""
+  # `Sampling.temperature`, for example, is args.temperature.
+  names = field_names(config_type)
+  fields = {n: value for n, value in vars(args).items() if n in names}
+  return config_type(**fields | overrides)
 
 
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
-  checkpoint, given = args.draft_model, vars(args)
+  checkpoint, flags = args.draft_model, vars(args)
   if not checkpoint and not args.draft_config:
-    checkpoint, given = usual.shipped(args.model, given, args.drafter)
+    checkpoint, flags = usual.shipped(args.model, flags, args.drafter)
   name = args.drafter or usual.drafter(checkpoint, args.draft_config)
   model = None
   if checkpoint:
@@ -99,27 +105,28 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
   for flag in ('draft_dtype', 'draft_config'):
     if getattr(args, flag) and model is None:
       raise ValueError(f'--{flag} is for --draft_model, which is not given')
-  # Of args, `model` is the target.
-  given = given | {'model': model}
-  made = chosen('drafter', DRAFTERS, name, given)
-  length = made.length
+  # args.model is the target; the drafter's field `model` is the draft model.
+  flags = flags | {'model': model}
+  drafter = chosen('drafter', DRAFTERS, name, flags)
+  length = drafter.length
   if is_auto or not isinstance(length, Auto) or length.usual is None:
-    return made
-  return dataclasses.replace(made, gamma=length.usual)  # type: ignore[type-var]
+    return drafter
+  return dataclasses.replace(drafter, gamma=length.usual)  # type: ignore[type-var]
 
 
 def settings(args: argparse.Namespace) -> running.DecodeSettings:
-  """Makes the settings of a decode."""
-  # The decoder's sampling has the same flags: settings say nothing of them.
-  own = dict.fromkeys(field_names(Sampling))
-  # Of commands without the flag, no string ends a text.
-  own |= {'stop': getattr(args, 'stop', ())}
-  return named(running.DecodeSettings, args, call=progress.interruptible, **own)
+  """Returns the settings of a decode."""
+  # Sampling flags configure the decoder; as settings they stay unset.
+  overrides = dict.fromkeys(field_names(Sampling))
+  # Commands without --stop have no stop strings.
+  overrides['stop'] = getattr(args, 'stop', ())
+  overrides['call'] = progress.interruptible
+  return named(running.DecodeSettings, args, **overrides)
 
 
 class Prepared(NamedTuple):
-  """A decoder, the batches that it decodes, how, and the labels of each prompt,
-  which are for the readers of its results."""
+  """A decoder, the batches to decode, the settings of that, and the labels of
+  each prompt, which are copied to its results."""
 
   decoder: decoder.Decoder
   batches: list[prompts.Batch]
@@ -136,41 +143,43 @@ def prepared(
 ) -> Prepared:
   """Reads the models and the prompts, and packs these in batches.
 
-  With `num_samples`, rows per prompt, a batch has no more rows than there are,
-  and lines of the prompts may have settings of their own; without, it has as
-  many as were asked for, and lines may not. `trace` is written like --json.
-  Raises ValueError as `decoder.build` and `packing.pack`, if there are fewer
-  devices, or an output cannot be written.
+  With `num_samples`, rows per prompt, the batch size is at most the number of
+  rows, and lines of --prompts may override settings. Without it, batches have
+  --batch_size rows, and a line with settings is refused. `trace` is the path
+  of a trace, checked like --json. ValueError as from `decoder.build` and
+  `packing.pack`, for too few devices, or if an output cannot be written.
   """
+  # Check outputs and prompts first: reading the models takes longest.
   outputs.check({'--json': args.json, '--trace': trace}, files_read(args))
-  # Whatever can be refused cheaply is refused before a model is read.
-  prompt_lines, how = lines(args), settings(args)
+  prompt_lines = lines(args)
+  how = settings(args)
   texts = [line.text for line in prompt_lines]
   if num_samples is None:
     texts = texts_alone(prompt_lines)
   else:
-    own = [
+    per_text = [
       _fields(line, how, chosen.sampling, num_samples) for line in prompt_lines
     ]
-    how = dataclasses.replace(how, texts=own if any(own) else ())
+    how = dataclasses.replace(how, texts=per_text if any(per_text) else ())
+  # Read the models.
   compilation_cache.enable()
   if getattr(args, 'forget', False):
     gamma_memory.forget()
   mesh.check_devices(args.num_devices)
-  made = chosen.build()
+  built = chosen.build()
   if num_samples is not None:
-    # No device gets only rows that fill the batch.
+    # Each device gets at least one prompt.
     how = how.for_rows(len(texts) * num_samples)
   return Prepared(
-    decoder=made,
-    batches=packing.pack(made, texts, how, num_samples or 1),
+    decoder=built,
+    batches=packing.pack(built, texts, how, num_samples or 1),
     settings=how,
     labels=[_labels(line) for line in prompt_lines],
   )
 
 
 def files_read(args: argparse.Namespace) -> dict[str, str | None]:
-  """Returns the files that a decode reads besides models, by flag."""
+  """Returns the input files of a decode other than models, by flag."""
   names = ('prompts', 'ngram_text', 'suffix_text')
   return {f'--{name}': getattr(args, name) for name in names}
 
@@ -191,12 +200,12 @@ def lines(args: argparse.Namespace) -> list[prompts.Line]:
 
 
 def texts_alone(lines: Sequence[prompts.Line]) -> list[prompts.Text]:
-  """Returns the texts of prompts; ValueError for a line that has settings of
-  its own, which would be ignored."""
+  """Returns the texts of prompts; ValueError for a line with settings, which
+  only `generate` reads."""
   for line in lines:
-    if given := [name for name in running.PER_TEXT if name in line.fields]:
+    if names := [name for name in running.PER_TEXT if name in line.fields]:
       raise ValueError(
-        f'{line.place}: {given[0]} of one line is for generate alone'
+        f'{line.place}: only generate reads {names[0]} of a line'
       )
   return [line.text for line in lines]
 
@@ -207,32 +216,43 @@ def _fields(
   sampling: Sampling,
   num_samples: int,
 ) -> dict[str, Any]:
-  """Checks the settings that a line has of its own; ValueError with its place
-  for others, for values out of range, and for many samples of a greedy one."""
-  known = running.PER_TEXT
-  if unknown := [x for x in line.fields if x not in (*known, *_LABELS)]:
+  """Returns the settings of a line of --prompts, checked.
+
+  ValueError, with the line's place, for an unknown setting, a value out of
+  range, or several samples of a greedy text.
+  """
+  # Names of settings and labels.
+  setting_names = running.PER_TEXT
+  allowed = (*setting_names, *_LABELS)
+  unknown = [name for name in line.fields if name not in allowed]
+  if unknown:
+    hint = did_you_mean(unknown[0], setting_names)
     raise ValueError(
       f'{line.place}: no setting is called {unknown[0]!r}; a line may have '
-      f'{", ".join((*known, *_LABELS))}{did_you_mean(unknown[0], known)}'
+      f'{", ".join(allowed)}{hint}'
     )
+  # Labels are written as JSON.
   try:
     text = json.dumps(_labels(line), ensure_ascii=False, allow_nan=False)
   except ValueError as error:
     raise ValueError(f'{line.place}: {error}') from error
   text_lines.check_encodable(text, line.place)
-  own = {x: line.fields[x] for x in known if line.fields.get(x) is not None}
+  # Values of settings; null is a setting that is not given.
+  values = {name: line.fields.get(name) for name in setting_names}
+  fields = {name: x for name, x in values.items() if x is not None}
   try:
-    made = dataclasses.replace(how, texts=[own]).of_text(0).sampling(sampling)
+    text_settings = dataclasses.replace(how, texts=[fields]).of_text(0)
+    text_sampling = text_settings.sampling(sampling)
   except (TypeError, ValueError) as error:
     raise ValueError(f'{line.place}: {error}') from error
-  if num_samples > 1 and made.is_greedy:
+  if num_samples > 1 and text_sampling.is_greedy:
     raise ValueError(
       f'{line.place}: --num_return_sequences {num_samples} at temperature 0 '
-      'gives one text so many times'
+      'returns the same text so many times'
     )
-  return own
+  return fields
 
 
 def _labels(line: prompts.Line) -> dict[str, Any]:
-  """Returns what a line has for the readers of its results."""
+  """Returns the labels of a line, which are copied to its results."""
   return {name: line.fields[name] for name in _LABELS if name in line.fields}

@@ -50,27 +50,28 @@ def show(
 ) -> None:
   """Prints a trace: a legend, and the rows, or one `row`, counted from 0.
 
-  Style 'lines' is a line per iteration with all that was drafted, 'flow' is
-  running text with the first rejected token of each. ImportError without rich.
+  Style 'lines' prints a line per iteration with all drafted tokens, 'flow'
+  running text with the first rejected token of each iteration. ImportError
+  without rich.
   """
   has_marks = _needs_marks(console)
-  # Prints text as it is, without markup, highlighted numbers and emoji codes.
+  # Text is printed verbatim: no markup, highlighted numbers or emoji codes.
   say = functools.partial(
     console.print, markup=False, highlight=False, emoji=False
   )
   models = wording.models_line(traced.header)
   say(f'{models}, {wording.settings_line(traced.header)}', style='dim')
   console.print(legend(traced, style=style, has_marks=has_marks))
-  for each in traced.rows if row is None else [row]:
+  for index in traced.rows if row is None else [row]:
     console.print()
     if len(traced.rows) > 1:
-      say(f'row {wording.ordinal(each)}', style='bold')
-    if each in traced.prompts:
-      text = visible(traced.prompts[each]['text'])
+      say(f'row {wording.ordinal(index)}', style='bold')
+    if index in traced.prompts:
+      text = visible(traced.prompts[index]['text'])
       console.print(_text(f'prompt: {text}', style='dim'))
     shown = _lines if style == 'lines' else _flow
-    console.print(shown(traced.iterations.get(each, []), has_marks))
-    say(wording.summary_line(traced.summarize(each)), style='bold')
+    console.print(shown(traced.iterations.get(index, []), has_marks))
+    say(wording.summary_line(traced.summarize(index)), style='bold')
   if row is None and len(traced.rows) > 1:
     line = wording.summary_line(traced.summarize())
     say(f'\nall rows: {line}', style='bold')
@@ -81,9 +82,9 @@ def show(
 def streamer(
   console: 'Console', *, hidden_ids: Collection[int] = ()
 ) -> Callable[[Record], None]:
-  """Makes a function that prints iteration records of one row as they come, but
-  for `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
-  elsewhere the committed text alone, as it is."""
+  """Makes a function that prints iteration records of one row as they come,
+  without `hidden_ids`, such as EOS: on a terminal as `show` does with style
+  'flow', elsewhere only the committed text."""
   has_marks = _needs_marks(console)
 
   def show_record(record: Record) -> None:
@@ -96,7 +97,7 @@ def streamer(
       console.file.write(for_stream(text, console.file))
     else:
       shown = _flow([record], has_marks, hidden_ids)
-      # Rich would wrap at the console's width, not knowing where it began.
+      # Rich does not know the column where the text began, and would wrap late.
       console.print(shown, end='', soft_wrap=True)
     console.file.flush()
 
@@ -106,7 +107,7 @@ def streamer(
 def legend(
   traced: Trace, *, style: Style = 'lines', has_marks: bool = False
 ) -> 'Text':
-  """Names the verdicts of a trace as they look."""
+  """Makes a legend of the verdicts in a trace, in their styles."""
   text = _text()
   for verdict in _STYLES:
     is_shown = style == 'lines' or not recording.is_after_end(verdict)

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.say('interrupted')
     progress.leave_unfinished_work(failures.EXIT_INTERRUPTED)
     return failures.EXIT_INTERRUPTED
-  except SystemExit:  # So rich answers a broken pipe.
+  except SystemExit:  # Raised by rich for a broken pipe.
     return EXIT_BROKEN_PIPE
   except BrokenPipeError:
     _drop_output()
@@ -112,30 +112,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
   if sys.stdout is None:
     raise ValueError(
-      'standard output is closed; /dev/null takes what nobody is to read'
+      'standard output is closed; redirect it to /dev/null instead'
     )
   for stream in (sys.stdout, sys.stderr):
-    # A character that the terminal's encoding lacks must not end a decode.
+    # A character that the terminal's encoding lacks must not raise.
     if isinstance(stream, io.TextIOWrapper) and (
       not stream.encoding.lower().startswith('utf')
     ):
       stream.reconfigure(errors='replace')
   if not _log.handlers:
     _log.addHandler(_Complaints(logging.WARNING))
-  # argparse knows no flag such as --gin.NAME=VALUE.
+  # argparse does not support flags such as --gin.NAME=VALUE.
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
   platforms.prepare_libtpu()
-  # Reserved for the whole run: another with this --json would be overwritten.
+  # The output is locked for the whole run, so that no other run overwrites it.
   with outputs.reserved(getattr(args, 'json', None)):
     return args.run_command(args)
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-  """Makes the parser of `specdec`, with the options of the subcommand given."""
+  """Makes the parser, with the options of the chosen subcommand only."""
   parser = options.Parser(
     prog='specdec',
     description='Draft-then-verify decoding, compiled as one program.',
@@ -144,11 +144,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     '--version', action='version', version=specdec_jax.__version__
   )
   subparsers = parser.add_subparsers(dest='command', required=True)
-  # The module of a subcommand may import much: only that of the one given is.
-  given = next((each for each in argv if not each.startswith('-')), None)
+  # Modules of subcommands import a lot: only the chosen one is imported.
+  words = (argument for argument in argv if not argument.startswith('-'))
+  chosen = next(words, None)
   for name, command in _COMMANDS.items():
     if not lazy.is_installed(command.module):
-      if name == given:
+      if name == chosen:
         raise ValueError(
           f'{name} is a command of the extra {lazy.extra_of(command.module)}, '
           'whose folder is not in this installation'
@@ -157,7 +158,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     subparser = subparsers.add_parser(
       name, help=command.help, formatter_class=options.HelpFormatter
     )
-    if name == given:
+    if name == chosen:
       module = importlib.import_module(command.module)
       run = getattr(module, command.run)
       subparser.description = run.__doc__ or module.__doc__
@@ -167,7 +168,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _drop_output() -> bool:
-  """Tells whether standard output takes no more, and drops the rest."""
+  """Returns whether standard output is broken; then drops what is buffered."""
   try:
     if sys.stdout is not None:
       sys.stdout.flush()

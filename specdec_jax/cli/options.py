@@ -27,29 +27,28 @@ def weights(text: str) -> str:
   # In fewer bits a target is for experiments in Python.
   if not re.fullmatch(r'int[48](:[1-9][0-9]*)?', text):
     raise argparse.ArgumentTypeError(
-      'must be int8, int4 or, with a scale for each 64 weights, int4:64, got '
-      f'{text}'
+      f'must be int8, int4 or, with a scale per 64 weights, int4:64, got {text}'
     )
   return text
 
 
-# Flags that several commands have.
+# Flags that several commands share.
 _SHARED: Mapping[str, Mapping[str, Any]] = {
   'weights': {
     'metavar': 'INT',
     'type': weights,
-    'help': 'int8, int4, or int4:64 with a scale for each 64 weights: how the '
-    "target's matrices are kept (default: in --dtype)",
+    'help': "quantize the target's matrices: int8, int4, or int4:64 with a "
+    'scale per 64 weights (default: none, stored in --dtype)',
   },
   'cache_dtype': {
     'choices': ('int8',),
-    'help': "how the target's keys and values are kept, with a scale for each "
-    'position and head (default: in --dtype)',
+    'help': "quantize the target's KV cache, with a scale per position and "
+    'head (default: none, stored in --dtype)',
   },
   'exact_bits': {
     'action': 'store_true',
-    'help': 'call the target at one width, with drafts or without, so that '
-    "greedy text is plain decoding's at that width, in bfloat16 too",
+    'help': 'always call the target on the same number of positions, so that '
+    'greedy text equals plain decoding at that width, also in bfloat16',
   },
   'forget': {
     'action': 'store_true',
@@ -57,38 +56,38 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
   },
   'measure_gamma': {
     'action': 'store_true',
-    'help': 'before the job, decode its first rows (128 at most) with several '
-    'gammas, and use the fastest; for a gamma that is not given',
+    'help': 'before the job, decode its first rows (at most 128) with several '
+    'gammas, and use the fastest; for runs without --gamma',
   },
   'chat': {'action': 'store_true', 'help': "apply the model's chat template"},
   'system': {'metavar': 'TEXT', 'help': 'the system message of a chat'},
   'chat_template_kwargs': {
     'metavar': 'JSON',
     'type': json_object,
-    'help': 'variables of the chat template, such as \'{"enable_thinking": '
+    'help': 'variables passed to the chat template, such as '
+    '\'{"enable_thinking": '
     "false}'",
   },
   'stop': {
     'metavar': 'TEXT',
     'action': 'append',
-    'help': 'end a text before the first occurrence of TEXT; may be repeated; '
-    "without it, the model's own stop_strings do",
+    'help': 'stop string: end a text before the first occurrence of TEXT; may '
+    "be repeated (default: the model's stop_strings)",
   },
 }
 
 
 class Parser(argparse.ArgumentParser):
-  """Answers a wrong option with one line instead of the whole usage."""
+  """A parser whose errors are one line, without the usage."""
 
   def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-    """Refuses the rest at once, so that a subcommand names itself."""
-    self._given = [word.split('=')[0] for word in args or ()]
-    # argparse would leave that to the parser of `specdec`, which has no
-    # options.
-    found, rest = super().parse_known_args(args, namespace)
+    """Refuses unknown arguments, so that the error names the subcommand."""
+    self._words = [word.split('=')[0] for word in args or ()]
+    # argparse would leave them to the parser of `specdec` itself.
+    parsed, rest = super().parse_known_args(args, namespace)
     if rest:
       self.error(f'unrecognized arguments: {" ".join(rest)}')
-    return found, rest
+    return parsed, rest
 
   def _check_value(self, action: argparse.Action, value: object) -> None:
     try:
@@ -104,43 +103,51 @@ class Parser(argparse.ArgumentParser):
     if gin in message:
       message = message.replace(gin, '--gin.')
       message += '; gin is for infer and train'
-    # From "unrecognized arguments: --gama=3" to "--gama", and from there to
-    # "--gamma"; or what is required is missing because of the slip.
-    names, is_missing = self._option_string_actions, 'required' in message
+    # The first unknown flag, such as --gama=3, gets a suggestion; also if a
+    # required option is missing, perhaps because of the misspelling.
+    names = self._option_string_actions
+    is_missing = 'required' in message
     is_known = lambda flag: any(name.startswith(flag) for name in names)
-    flags = [word for word in self._given if word.startswith('--')]
-    slip = next((flag for flag in flags if not is_known(flag)), None)
-    if slip and (is_missing or message.startswith('unrecognized')):
-      message += f'; {slip} is unknown' if is_missing else ''
-      message += did_you_mean(slip, names, cutoff=0.7)
+    flags = [word for word in self._words if word.startswith('--')]
+    misspelt = next((flag for flag in flags if not is_known(flag)), None)
+    if misspelt and (is_missing or message.startswith('unrecognized')):
+      if is_missing:
+        message += f'; {misspelt} is unknown'
+      message += did_you_mean(misspelt, names, cutoff=0.7)
     line = f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
     self.exit(2, visible_lines(line))
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-  """Appends each default to its help, unless it says that nothing is given."""
+  """Appends the default to the help of an option, unless it is None, False or
+  empty."""
 
   def _get_help_string(self, action: argparse.Action) -> str | None:
     default = action.default
     if default is None or default is False or default == '':
       return action.help
     if isinstance(default, list):
-      # Written as typed: several arguments.
+      # As on the command line: several arguments.
       return f'{action.help} (default: {" ".join(map(str, default))})'
     return super()._get_help_string(action)
 
 
 def add_timing(parser: argparse.ArgumentParser) -> Group:
-  """Adds how often to time, and against what; returns the group."""
+  """Adds options of timing; returns the group."""
   group = parser.add_argument_group('timing')
   add = group.add_argument
-  add('--repeats', type=positive_int, default=5, help='timed runs of each')
+  add(
+    '--repeats',
+    type=positive_int,
+    default=5,
+    help='timed runs per configuration',
+  )
   add(
     '--plain_dtypes',
     nargs='+',
     choices=DTYPES,
     default=list(DTYPES),
-    help='plain configurations to choose the fastest from',
+    help='dtypes of plain decoding, of which the fastest is the baseline',
   )
   return group
 
@@ -153,7 +160,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     '--model',
     default=DEFAULT_MODEL,
     help='the target: a model of this package such as ende-mini, a .gguf '
-    'file, a Hugging Face folder, what T5X or specdec convert wrote, '
+    'file, a Hugging Face folder, a checkpoint of T5X or of specdec convert, '
     'hf:organisation/name, or random:t5_1_1_small for random weights',
   )
   add('--config', metavar='SIZES', help=SIZES)
@@ -161,14 +168,14 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     '--vocabulary',
     metavar='PATH',
     help='a SentencePiece model or a folder with a vocabulary, for target and '
-    'draft model (default: what lies beside each)',
+    'draft model (default: the one beside the weights)',
   )
   add('--revision', help='branch, tag or commit of an hf: model')
   add(
     '--draft_model',
     help='the weights of the drafter, named like --model: a smaller model, an '
-    'EAGLE-3 network, a Spec-Drafter or heads (default: what this package has '
-    'for --model and --drafter)',
+    'EAGLE-3 network, a Spec-Drafter or heads (default: the one this package '
+    'has for --model and --drafter)',
   )
   add('--draft_config', metavar='SIZES', help='sizes of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')
@@ -177,8 +184,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--drafter',
     choices=DRAFTERS,
-    help='the source of guesses (default: what --draft_model is for; without '
-    'it, what this package has for --model, or prompt_lookup)',
+    help='the drafting method (default: that of --draft_model; without it, '
+    'the one this package has for --model, else prompt_lookup)',
   )
   add_flags(group, DRAFTERS.values())
   add(
@@ -193,53 +200,58 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 def add_flags(
   group: Group, choices: Iterable[type], but: Collection[str] = ()
 ) -> None:
-  """Adds the flags that any of some choices has, each once; none of `but`."""
+  """Adds the flags of several configs, without duplicates and without `but`."""
   added = set(but)
-  for choice in choices:
-    for name, field in options_of(choice).items():
-      if name not in added:
-        # All but one of DRAFTERS have `gamma`: the first adds --gamma, and only
-        # prompt_lookup adds --max_ngram.
-        added.add(name)
-        text, default = field.metadata['help'], field.default
-        if isinstance(default, bool):
-          group.add_argument(
-            f'--{name}', action='store_const', const=True, help=text
-          )
-          continue
-        # The namespace has None for a flag that is not given, which tells an
-        # option of another choice from a default.
-        if default not in (None, ''):
-          text += f' (default: {default:g})'
-        kind = field.metadata['type'] or type(field.default)
-        metavar = 'FILE' if kind is str else None
-        group.add_argument(f'--{name}', type=kind, help=text, metavar=metavar)
+  for config in choices:
+    for name, field in options_of(config).items():
+      # Most of DRAFTERS have `gamma`: the first of them adds --gamma.
+      if name in added:
+        continue
+      added.add(name)
+      text = field.metadata['help']
+      default = field.default
+      if isinstance(default, bool):
+        group.add_argument(
+          f'--{name}', action='store_const', const=True, help=text
+        )
+        continue
+      # The default is only shown: the namespace has None for a flag that is
+      # not given, so that a flag of another config can be refused.
+      if default not in (None, ''):
+        text += f' (default: {default:g})'
+      value_type = field.metadata['type'] or type(default)
+      metavar = 'FILE' if value_type is str else None
+      group.add_argument(
+        f'--{name}', type=value_type, help=text, metavar=metavar
+      )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> Group:
-  """Adds how tokens are sampled; returns the group."""
+  """Adds options of sampling; returns the group."""
   group = parser.add_argument_group('sampling')
   for name, field in options_of(Sampling).items():
-    kind, text = field.metadata['type'], field.metadata['help']
-    group.add_argument(f'--{name}', type=kind, default=field.default, help=text)
-  group.add_argument('--seed', type=int, default=0, help='of all draws')
+    value_type, text = field.metadata['type'], field.metadata['help']
+    group.add_argument(
+      f'--{name}', type=value_type, default=field.default, help=text
+    )
+  group.add_argument('--seed', type=int, default=0, help='random seed')
   return group
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> Group:
-  """Adds what to decode, and how much of it at once; returns the group."""
+  """Adds prompts and batch sizes; returns the group."""
   group = parser.add_argument_group('prompts')
   source = group.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='one prompt')
   source.add_argument(
     '--prompts',
     metavar='FILE',
-    help='one per line, or JSONL with "prompt", or with "messages" and '
-    'perhaps "tools"; - reads standard input',
+    help='a prompt per line, or JSONL with "prompt", or with "messages" and '
+    'optionally "tools"; - reads standard input',
   )
   add = group.add_argument
   add_shared(group, 'chat', 'system', 'chat_template_kwargs')
-  add('--max_new_tokens', type=int, default=128, help='per row')
+  add('--max_new_tokens', type=int, default=128, help='per prompt')
   add('--batch_size', type=int, default=1, help='rows decoded at once')
   add(
     '--num_devices', type=int, default=1, help='devices that share each batch'
@@ -248,7 +260,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> Group:
 
 
 def add_shared(group: argparse._ActionsContainer, *names: str) -> None:
-  """Adds flags that several commands have."""
+  """Adds flags that several commands share."""
   for name in names:
     group.add_argument(f'--{name}', **_SHARED[name])
 
@@ -259,13 +271,13 @@ def add_report(
   *,
   shown: str = 'table',
 ) -> None:
-  """Adds whether to colour a table, or to write its figures."""
+  """Adds --color and --json to a command that prints figures."""
   text += f'; - writes to standard output, instead of the {shown}'
   add_output(parser).add_argument('--json', metavar='OUT', help=text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> Group:
-  """Adds whether to colour what is printed; returns the group."""
+  """Adds --color; returns the group."""
   group = parser.add_argument_group('output')
   colors = ('auto', 'always', 'never')
   group.add_argument('--color', choices=colors, default='auto')

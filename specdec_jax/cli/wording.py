@@ -1,4 +1,4 @@
-"""Words and characters that the renderings of a trace share."""
+"""Text shared by the renderings of a trace."""
 
 from specdec_jax.assembly.recording import Record, Summary
 from specdec_jax.launch.visible_text import visible
@@ -22,17 +22,17 @@ def shown(text: str) -> str:
 
 
 def ordinal(index: int) -> int:
-  """Returns what a person is shown of a row's or an iteration's number."""
+  """Returns the number shown for a row or an iteration: counted from 1."""
   return index + 1
 
 
 def models_line(header: Record) -> str:
-  """Says such as 'small drafts for large'."""
+  """Returns such as 'small drafts for large'."""
   return visible(f'{header["drafter"]} drafts for {header["target"]}')
 
 
 def settings_line(header: Record) -> str:
-  """Says such as 'speculative_sampling, gamma 4, temperature 0'."""
+  """Returns such as 'speculative_sampling, gamma 4, temperature 0'."""
   line = f'{header["verification"]}, gamma {header["gamma"]}'
   if header.get('temperature') is not None:
     line += f', temperature {header["temperature"]:g}'
@@ -40,7 +40,7 @@ def settings_line(header: Record) -> str:
 
 
 def summary_line(summary: Summary) -> str:
-  """Says such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
+  """Returns such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
   line = totals(summary)
   if summary.block_efficiency is not None:
     line += f' ({summary.block_efficiency:.2f} per run'
@@ -51,11 +51,11 @@ def summary_line(summary: Summary) -> str:
 
 
 def totals(summary: Summary) -> str:
-  """Says such as '38 tokens in 9 target runs'."""
+  """Returns such as '38 tokens in 9 target runs'."""
   tokens = count(summary.num_tokens, 'token')
   return f'{tokens} in {count(summary.num_target_runs, "target run")}'
 
 
 def count(number: int, noun: str) -> str:
-  """Says such as '1 token' or '1,200 tokens'."""
+  """Returns such as '1 token' or '1,200 tokens'."""
   return f'{number:,} {noun}' + ('' if number == 1 else 's')

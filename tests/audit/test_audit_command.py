@@ -65,7 +65,7 @@ def test_logits_that_are_no_tokens_have_no_mass(tmp_path):
 def test_settings_of_one_line_are_not_ignored(run, tmp_path):
   path = tmp_path / 'prompts.jsonl'
   path.write_text('{"prompt": "a"}\n{"prompt": "b", "top_k": 3}\n')
-  words = 'prompts.jsonl, line 2: top_k of one line is for generate alone'
+  words = 'prompts.jsonl, line 2: only generate reads top_k of a line'
   assert_refused(run('audit', '--prompts', path), words)
   write = ('data', 'write', '--model', 'x', '--out', tmp_path / 'out')
   assert_refused(run(*write, '--prompts', path), words)

@@ -54,7 +54,7 @@ COMPLAINTS = {
   'top_k -1': (('--top_k=-1',), '--top_k', 'at least 0'),
   'weights int3': (
     ('--weights', 'int3'),
-    'must be int8, int4 or, with a scale for each 64 weights, int4:64, got',
+    'must be int8, int4 or, with a scale per 64 weights, int4:64, got',
   ),
   'weights int4:0': (('--weights', 'int4:0'), '--weights', 'got int4:0'),
   'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
@@ -237,7 +237,7 @@ def test_lines_with_settings_of_their_own(run, no_model, tmp_path):
   result = run('generate', *samples, '--num_return_sequences', '2')
   assert_refused(result, 'line 2: --num_return_sequences 2', 'temperature 0')
   for command in ('bench', 'calibrate'):
-    assert_refused(run(command, *samples), 'line 1: temperature of one line')
+    assert_refused(run(command, *samples), 'line 1: only generate')
 
 
 @pytest.mark.parametrize('path', PROMPTS, ids=lambda path: path.name)
@@ -320,7 +320,7 @@ def test_help_shows_defaults_as_they_are_typed(run):
   assert '(default: train)' in shown
   assert '(default: )' not in run('data', 'prepare', '--help').out
   shown = ' '.join(run('bench', '--help').out.split())
-  assert 'choose the fastest from (default: float32 bfloat16)' in shown
+  assert 'is the baseline (default: float32 bfloat16)' in shown
 
 
 def parsed(*given):

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     elif text.startswith('/') and is_person:
       progress.show(f'there is no command {text.split()[0]}: {_HELP}')
     elif text:
-      # Where nobody types, nothing else tells one answer from the next.
+      # Piped messages are not echoed, so answers are separated by a line.
       if not (is_person or is_first):
         progress.show()
       is_first = False
@@ -101,7 +101,7 @@ def _answer(args: argparse.Namespace, chat: Conversation, text: str) -> None:
     screen = progress.console(color=args.color)
     show = terminal.streamer(screen, hidden_ids=hidden)
   stream = chat.stream(text, show=show)
-  # The line ends in any case, before an error is told.
+  # The line is ended before an error is printed.
   with contextlib.closing(stream):
     try:
       for piece in stream:

@@ -25,7 +25,8 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 
 
 def _written() -> dict[str, formats.Format]:
-  return {each.name: each for each in formats.FORMATS if each.write}
+  """Returns the formats that can be written, by name."""
+  return {entry.name: entry for entry in formats.FORMATS if entry.write}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--weights',
     type=options.weights,
     metavar='INT',
-    help='int8, int4, or int4:64 with a scale for each 64 weights: pack the '
-    'matrices of a model (default: as they are)',
+    help='quantize the matrices: int8, int4, or int4:64 with a scale per 64 '
+    'weights (default: leave them unchanged)',
   )
   add('--config', metavar='SIZES', help=options.SIZES)
   add(
@@ -54,15 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--extra_ids',
     type=numbers.count,
-    help='sentinels after the pieces of --vocabulary (default: what '
-    'tokenizer_config.json beside it says, else the one of 100 and 0 that '
-    'fills the embeddings)',
+    help='number of sentinels after the pieces of --vocabulary (default: from '
+    'tokenizer_config.json beside it, else 100 or 0, whichever fits the '
+    'embeddings)',
   )
   add(
     '--step',
     type=numbers.count,
-    help='N of checkpoint_N, beside other steps that the destination has '
-    '(default: that of the source, else 0)',
+    help='N of checkpoint_N; the destination may have other steps (default: '
+    'that of the source, else 0)',
   )
   add(
     '--overwrite',
@@ -75,48 +76,51 @@ def run(args: argparse.Namespace) -> int:
   if args.extra_ids is not None and args.vocabulary is None:
     raise ValueError('--extra_ids is for --vocabulary')
   bits = quantized.bits_of(args.weights) if args.weights else None
-  written = _written()[args.to]
-  assert written.write is not None
-  if args.step is not None and written.read_step is None:
+  target_format = _written()[args.to]
+  assert target_format.write is not None
+  if args.step is not None and target_format.read_step is None:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
   source = loading.locate(args.source)
   loading.warn_of(source, is_converted=True)
-  found = formats.find(source)
-  step = _step(args.step, written, found, source)
+  source_format = formats.find(source)
+  # Where to write: a step is added to a folder of steps; any other destination
+  # is replaced as a whole.
+  step = _step(args.step, target_format, source_format, source)
   destination = user_path(args.destination)
-  # Another step joins those that are there; what else is there is replaced.
-  final, is_added = destination, _has_steps(destination, written)
-  if is_added:
-    final = t5x.step_path(destination, step)
+  is_added = _has_steps(destination, target_format)
+  final = t5x.step_path(destination, step) if is_added else destination
   _check_destination(
     source, final, is_overwritten=args.overwrite, is_step=is_added
   )
+  # Read the config, the weights and the vocabularies of the source.
   mesh.check_devices(1)
   with progress.waiting(f'reading {args.source}'):
     dtype = jnp.dtype(args.dtype).type
     config = formats.read_config(source, dtype, args.config)
     if bits and families.only_drafts(config):
       raise ValueError('--weights is for whole models, this one only drafts')
-    # What is only written has no need of an accelerator.
+    # Weights that are only rewritten do not need an accelerator.
     with formats.on_host():
       params = formats.read_params(source, config)
       params = quantized.packed(params, bits) if bits else params
     vocabulary = _read_vocabulary(args, source, config)
   draft_vocabulary = None
-  if (own := source / formats.DRAFT_VOCABULARY).is_file():
-    draft_vocabulary = own.read_bytes()
+  draft_vocabulary_path = source / formats.DRAFT_VOCABULARY
+  if draft_vocabulary_path.is_file():
+    draft_vocabulary = draft_vocabulary_path.read_bytes()
+  # Write everything, and say what was written.
   beside = _Beside(config, vocabulary, draft_vocabulary)
   with progress.waiting(f'writing {final}'):
     if is_added:
-      assert written.add_step is not None
+      assert target_format.add_step is not None
       beside.join(destination)
-      written.add_step(
+      target_format.add_step(
         destination, config, params, step, overwrite=args.overwrite
       )
     else:
       with new_folder(destination, overwrite=args.overwrite) as folder:
         beside.write(folder)
-        written.write(folder, config, params, step)
+        target_format.write(folder, config, params, step)
   leaves = jax.tree.leaves(params)
   progress.show(
     f'wrote {final} ({args.to}): {len(leaves)} arrays, '
@@ -129,36 +133,38 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _step(
-  given: int | None,
-  written: formats.Format,
-  found: formats.Format,
+  requested: int | None,
+  target_format: formats.Format,
+  source_format: formats.Format,
   source: Path,
 ) -> int:
-  """Returns the training steps to write: as given, or of the source, or 0."""
-  if given is None and written.read_step and found.read_step:
-    return found.read_step(source)
-  return given or 0
+  """Returns the step to write: --step, else that of the source, else 0."""
+  if requested is None and target_format.read_step and source_format.read_step:
+    return source_format.read_step(source)
+  return requested or 0
 
 
-def _has_steps(destination: Path, written: formats.Format) -> bool:
-  """Tells whether a folder holds checkpoints that another step can join."""
-  if written.add_step is None or not destination.is_dir():
+def _has_steps(destination: Path, target_format: formats.Format) -> bool:
+  """Returns whether a folder holds checkpoints that can get another step."""
+  if target_format.add_step is None or not destination.is_dir():
     return False
-  there = formats.find_if_any(destination)
-  has_steps = there is not None and there.add_step is not None
-  # A step itself, `checkpoint_1`, is no folder of steps.
+  existing_format = formats.find_if_any(destination)
+  has_steps = (
+    existing_format is not None and existing_format.add_step is not None
+  )
+  # A step itself, `checkpoint_1`, is not a folder of steps.
   return has_steps and t5x.find(destination) != destination
 
 
 def _read_vocabulary(
   args: argparse.Namespace, source: Path, config: families.AnyConfig
 ) -> AnyVocabulary | None:
-  """Reads the vocabulary that is given or of the source; None without one."""
+  """Reads --vocabulary, else the source's vocabulary; None if it has none."""
   num_rows = getattr(config, 'vocab_size', None)
   if not families.of(config).has_vocabulary:
     if args.vocabulary is not None:
       raise ValueError(
-        f'{args.source} has the vocabulary of its target: give none'
+        f'{args.source} uses the vocabulary of its target: omit --vocabulary'
       )
     return None
   if args.vocabulary is None:
@@ -173,23 +179,23 @@ def _read_vocabulary(
 
 
 class _Beside(NamedTuple):
-  """What a folder holds beside parameters: sizes, a vocabulary, and the file of
-  a draft vocabulary, of which the last two may be missing."""
+  """What a folder holds besides parameters: the config, and optionally a
+  vocabulary and the file of a draft vocabulary."""
 
   config: families.AnyConfig
   vocabulary: AnyVocabulary | None
   draft_vocabulary: bytes | None
 
   def write(self, folder: Path) -> None:
-    """Writes the vocabularies; the sizes are written with the parameters."""
+    """Writes the vocabularies; the config is written with the parameters."""
     if self.vocabulary is not None:
       vocabulary_files.write(folder, self.vocabulary)
     if self.draft_vocabulary is not None:
       (folder / formats.DRAFT_VOCABULARY).write_bytes(self.draft_vocabulary)
 
   def join(self, folder: Path) -> None:
-    """Adds what a folder of steps lacks; ValueError if it has something else:
-    its steps share it."""
+    """Adds what a folder of steps lacks; ValueError if it has different files,
+    since all steps share them."""
     for name, is_same in (
       ('network', self._has_same_sizes(folder)),
       ('vocabulary', self._has_same_vocabulary(folder)),
@@ -208,35 +214,38 @@ class _Beside(NamedTuple):
     if not (folder / model_file.NAME).exists():
       return True
     # Each step has dtypes of its own.
-    there = model_file.read(folder, dtype=self.config.dtype)
-    return there == self.config
+    existing = model_file.read(folder, dtype=self.config.dtype)
+    return existing == self.config
 
   def _has_same_vocabulary(self, folder: Path) -> bool:
     if self.vocabulary is None or not vocabulary_files.is_in(folder):
       return True
     num_rows = getattr(self.config, 'vocab_size', None)
-    there = vocabulary_files.read(folder, num_rows=num_rows)
-    own = self.vocabulary
-    return (there.tokens(), there.eos_ids) == (own.tokens(), own.eos_ids)
+    existing = vocabulary_files.read(folder, num_rows=num_rows)
+    vocabulary = self.vocabulary
+    return (existing.tokens(), existing.eos_ids) == (
+      vocabulary.tokens(),
+      vocabulary.eos_ids,
+    )
 
   def _has_same_draft_vocabulary(self, folder: Path) -> bool:
     path = folder / formats.DRAFT_VOCABULARY
-    there = path.read_bytes() if path.is_file() else None
-    return there == self.draft_vocabulary
+    existing = path.read_bytes() if path.is_file() else None
+    return existing == self.draft_vocabulary
 
 
 def _check_destination(
   source: Path, destination: Path, *, is_overwritten: bool, is_step: bool
 ) -> None:
   """Raises ValueError if `destination` cannot be written, before the source is
-  read; `is_step` says that it is one of several steps in a folder."""
+  read. `is_step`: it is one of several steps in a folder."""
   # Neither 'models/a' to 'models', nor 'models' to 'models/a'.
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
     raise ValueError(
       f'cannot write {destination}: it is, holds or lies in {source}'
     )
-  # In a bucket, a folder is there when something lies in it.
+  # In a bucket, a folder exists once something is in it.
   if not is_in_bucket(destination) and not destination.parent.is_dir():
     raise ValueError(
       f'cannot write {destination}: there is no folder {destination.parent}'
@@ -251,8 +260,8 @@ def _check_destination(
 def _check_is_model(destination: Path) -> None:
   """Raises unless the folder holds only files that `convert` writes."""
   children = list(destination.iterdir()) if destination.is_dir() else []
-  written = _written().values()
-  marks = {each.files[0] for each in written}
+  written_formats = _written().values()
+  marks = {file_format.files[0] for file_format in written_formats}
   if not any(child.name in marks or _is_part(child) for child in children):
     raise ValueError(
       f'{destination} holds no model, so --overwrite does not replace it'
@@ -263,15 +272,21 @@ def _check_is_model(destination: Path) -> None:
       f'{destination} holds {stored_arrays.some(steps)}, which --overwrite '
       'does not replace together: name another folder'
     )
-  # Files of any format: a folder in another format may be replaced, too.
-  names = {name for each in written for name in each.files}
+  # Files of all formats count: a folder in another format may be replaced.
+  names = {
+    name for file_format in written_formats for name in file_format.files
+  }
   names.update((*vocabulary_files.WRITTEN, formats.DRAFT_VOCABULARY))
-  known = lambda child: child.is_file() and child.name in names
-  is_other = lambda child: not (_is_part(child) or known(child))
-  if others := sorted(child.name for child in children if is_other(child)):
+  is_model_file = lambda child: child.is_file() and child.name in names
+  foreign = sorted(
+    child.name
+    for child in children
+    if not _is_part(child) and not is_model_file(child)
+  )
+  if foreign:
     raise ValueError(
-      f'{destination} holds {stored_arrays.some(others)} besides a model: '
-      'move that away, or name another folder'
+      f'{destination} holds {stored_arrays.some(foreign)} besides a model: '
+      'move it away, or name another folder'
     )
 
 

@@ -1,4 +1,4 @@
-"""Says what this machine has, and whether decoding works on it."""
+"""Prints what is installed on this machine, and tests that decoding works."""
 
 import argparse
 import functools
@@ -26,9 +26,9 @@ from specdec_jax.sampling import logits
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
-# Seconds of silence before a notice.
+# Seconds before a notice that the self-test is still compiling.
 _PATIENCE = 5.0
-# Packages, which are named as their modules, by the extra that installs them.
+# Packages, by the extra that installs them; modules have the same names.
 _PACKAGES = {
   'required': ('jax', 'jaxlib', 'flax', 'numpy'),
   'models': ('tokenizers', 'safetensors', 'gguf', 'jinja2', 'rich'),
@@ -60,14 +60,14 @@ def run(_: argparse.Namespace) -> int:
 
 
 def _packages() -> list[str]:
-  """Prints versions, and what to install for packages that are missing."""
+  """Prints versions; returns how to install the packages that are missing."""
   hints = []
   for group, packages in _PACKAGES.items():
     versions = {name: _version(name) for name in packages}
     shown = [f'{k} {v or "(not installed)"}' for k, v in versions.items()]
     print(f'{group:<11} {", ".join(shown)}')
     if not all(versions.values()):
-      # What is required comes with any extra.
+      # Required packages come with any extra.
       extra = 'models' if group == 'required' else group
       hints.append(f'for {group} packages: {install(extra)}')
   try:
@@ -115,10 +115,10 @@ def _self_test() -> bool:
 
   expected = decode(autoregressive)
   itself = drafters.autoregressive(target, gamma=3, logits_to_probs=greedy)
-  # A drafter that copies, one that is mostly wrong, one that is always right.
-  found = [
+  # Drafters that copy from the text, are mostly wrong, are always right.
+  outputs = [
     decode(speculative, drafters.prompt_lookup(gamma=4)),
     decode(speculative, drafters.uniform(gamma=3, vocab_size=32)),
     decode(speculative, itself, params),
   ]
-  return all(np.array_equal(expected, tokens) for tokens in found)
+  return all(np.array_equal(expected, tokens) for tokens in outputs)

@@ -1,4 +1,4 @@
-"""Continues prompts, streaming to a terminal, and writes what was decoded."""
+"""Continues prompts, streams text to a terminal, and writes the results."""
 
 import argparse
 import contextlib
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--top_logprobs',
     metavar='N',
     type=int,
-    help='with --json: log-probabilities of the N likeliest tokens in each '
-    'place, before and after all that changes them',
+    help='with --json: log-probabilities of the N likeliest tokens at each '
+    'position, before and after the logits are processed',
   )
   options.add_shared(options.add_prompts(parser), 'stop')
   options.add_shared(parser, 'forget', 'measure_gamma')
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--json',
     metavar='OUT',
-    help='write an object per text and line: prompt, text, tokens, log_probs, '
+    help='write JSONL, an object per text: prompt, text, tokens, log_probs, '
     "statistics and more, with the line's id and task; an existing file is "
     'replaced at the end; - writes to standard output, instead of the text',
   )
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args, may_be_auto=True)
   if args.top_logprobs and not args.json:
-    raise ValueError('--top_logprobs is for --json, which has them')
+    raise ValueError('--top_logprobs needs --json, which they are written to')
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
   prepared = from_flags.prepared(
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 def _trace_writer(
   args: argparse.Namespace, choice: DrafterChoice, decoder: Decoder
 ) -> Iterator[Write | None]:
-  """Opens the trace, if there is one; a run that ends well adds the totals."""
+  """Opens --trace, if given; a run that ends without an error adds totals."""
   if not args.trace:
     yield None
     return
@@ -133,11 +133,12 @@ def _decode(
   shows_text = args.json != outputs.STANDARD_OUTPUT
   is_colored = shows_text and screen.is_terminal
   num_prompts = sum(len(batch.texts) for batch in batches)
-  # Rows of a larger batch would interleave: they are shown once it is done.
+  # Rows of a larger batch would interleave: they are shown after the batch.
   is_live = is_colored and len(batches) == num_prompts
   with progress.waiting('compiling'):
     decode = running.compile_decode(decoder, batches[0], settings)
-  # Shows the iterations of one row in colour, special tokens apart.
+  # `stream()` makes a function that shows the iterations of one row in colour,
+  # without special tokens.
   hidden = decoder.vocabulary.special_ids
   stream = functools.partial(terminal.streamer, screen, hidden_ids=hidden)
   has_failed, statistics, started = False, [], time.perf_counter()
@@ -148,7 +149,7 @@ def _decode(
       records: list[Record] = []
       shows: list[Write] = []
       if write_trace:
-        # The last batch may have rows without a prompt.
+        # Rows that only fill up the last batch have no records.
         for record in recording.prompt_records(batch.prompt, batch.texts):
           write_trace(record)
         shows.append(write_trace)
@@ -158,12 +159,13 @@ def _decode(
         shows.append(stream())
       elif is_colored:
         shows.append(records.append)
-      # A line that was begun ends in any case, also before an error.
+      # Decode; a line that was begun is ended before an error is printed.
       try:
         output = jax.device_get(decode(batch, shows))
       finally:
         if is_live:
           screen.print()
+      # Print and write the results.
       statistics.append(output.statistics)
       bar.advance(len(batch.texts))
       with bar.hidden():
@@ -186,8 +188,8 @@ def _decode(
 
 
 def _show_text(text: str, before: str | None) -> None:
-  """Prints a text to a file or a pipe, apart from that before it if one of them
-  has several lines."""
+  """Prints a text to a file or a pipe, with an empty line between it and the
+  text before if either has several lines."""
   if before is not None and '\n' in before + text:
     progress.show()
   progress.show(text)
@@ -197,8 +199,8 @@ def _show_rows(
   screen: Any, batch: Batch, records: list[Record], stream: Callable[[], Write]
 ) -> None:
   row_ids = batch.prompt.row_ids.tolist()
-  # Two rows give records 0 1 0 1 0: row 0 is finished before row 1 begins.
-  # Records are in the order of iterations; shown are whole rows.
+  # Records of two rows come as 0 1 0 1 0, by iteration; they are shown row by
+  # row.
   for row_id, prompt in zip(row_ids, batch.texts, strict=False):
     _show_prompt(screen, prompt)
     show = stream()
@@ -222,31 +224,33 @@ def _results(
   output: DecodeOutput,
   scored: tuple[log_probs.Scored, log_probs.Scored] | None,
 ) -> Iterator[tuple[int, Record]]:
-  """Yields the number of a prompt, from 0, and what was decoded for it."""
+  """Yields the index of a prompt and the JSON object of one of its texts."""
   # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 2.
   num_samples = args.num_return_sequences
   for row in range(len(batch.texts)):
-    made = completions.of_row(decoder, batch, output, row, scored)
+    completion = completions.of_row(decoder, batch, output, row, scored)
     index, sample = divmod(int(batch.prompt.row_ids[row]), num_samples)
     error = completions.error_of_row(batch, output, row, num_samples)
     tops = {
-      'processed_log_probs': [*map(finite, made.processed_log_probs or ())],
-      'top_log_probs': made.top_log_probs,
-      'top_processed_log_probs': made.top_processed_log_probs,
+      'processed_log_probs': [
+        *map(finite, completion.processed_log_probs or ())
+      ],
+      'top_log_probs': completion.top_log_probs,
+      'top_processed_log_probs': completion.top_processed_log_probs,
     }
     yield (
       index,
       {
-        'prompt': made.prompt,
+        'prompt': completion.prompt,
         **({'sample': sample} if num_samples > 1 else {}),
-        'text': made.text,
-        **({'stop': made.stop} if batch.stops[row] else {}),
-        'finish_reason': made.finish_reason,
-        'gamma': made.gamma,
-        'tokens': made.tokens,
-        'log_probs': [*map(finite, made.log_probs)],
+        'text': completion.text,
+        **({'stop': completion.stop} if batch.stops[row] else {}),
+        'finish_reason': completion.finish_reason,
+        'gamma': completion.gamma,
+        'tokens': completion.tokens,
+        'log_probs': [*map(finite, completion.log_probs)],
         **(tops if args.top_logprobs else {}),
-        'statistics': made.statistics,
+        'statistics': completion.statistics,
         **({'error': error} if error else {}),
       },
     )
