@@ -36,7 +36,7 @@ from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.launch import compilation_cache
 from specdec_jax.launch.numbers import positive_int
-from specdec_jax.measure import sides, stopwatch
+from specdec_jax.measure import loops, stopwatch
 from specdec_jax.models import presets
 
 Name = TypeVar('Name', bound=Hashable)
@@ -238,26 +238,26 @@ def short(name: str) -> str:
   return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])
 
 
-def speculative_sides(
+def speculative_loops(
   params: Params,
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
   methods: Mapping[Name, Method],
   max_len: int,
-) -> dict[Name, sides.Side]:
-  """Compiles sides with one kind of drafter, which share the prefill and the
+) -> dict[Name, loops.CompiledLoop]:
+  """Compiles loops with one kind of drafter, which share the prefill and the
   buffers of the longest draft; unless the target keeps as many features as are
   drafted, so that its state is not the same for all."""
   args = params, rng_key, prompts
-  make = functools.partial(sides.speculative_side, *args, max_len=max_len)
+  make = functools.partial(loops.speculative_loop, *args, max_len=max_len)
   # A cache has room for `max_len + gamma + 1` positions: that of the longest
   # draft fits the others.
   longest = max(methods, key=lambda name: methods[name].drafter.gamma)
   is_shared = not methods[longest].drafter.reads_target_cache
   made = {longest: make(method=methods[longest])}
   rest = {
-    name: functools.partial(sides.like, made[longest], method)
+    name: functools.partial(loops.like, made[longest], method)
     if is_shared
     else functools.partial(make, method=method)
     for name, method in methods.items()

@@ -33,6 +33,7 @@ _EARLIER = {
   'decoding/exact_bits.py': 'measure/exact_bits.py',
   'decoding/rates.py': 'measure/metrics.py',
   'drafters/text_pool.py': 'data/text_pool.py',
+  'measure/loops.py': 'measure/sides.py',
   'measure/timing.py': 'cli/timing.py',
   'measure/bench_command.py': 'cli/commands/measuring/bench.py',
   'measure/calibrate_command.py': 'cli/commands/measuring/calibrate.py',

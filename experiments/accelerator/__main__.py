@@ -36,7 +36,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.base import Prompt
 from specdec_jax.launch import platforms
 from specdec_jax.measure import iteration_costs, stopwatch
-from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import loops as loops_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.models import presets
 from specdec_jax.planning import planner
@@ -153,7 +153,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     'method': decoder.method,
     'max_len': prompt.decoder_tokens.shape[1] + args.max_new_tokens,
   }
-  plain = sides_lib.plain_side(decoder.params, key, [prompt], **shared)
+  plain = loops_lib.plain_loop(decoder.params, key, [prompt], **shared)
   made = iteration_costs.cost_programs(
     decoder.params,
     key,
@@ -170,7 +170,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     args.alpha, costs, batch_size=batch_size, length=args.max_new_tokens
   ).choices
   gamma = max(choices[1:], key=lambda choice: choice.speedup).gamma
-  drafted = sides_lib.speculative_side(
+  drafted = loops_lib.speculative_loop(
     decoder.params,
     key,
     [prompt],

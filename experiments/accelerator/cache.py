@@ -9,7 +9,7 @@ import numpy as np
 from experiments.report import Cells, Table
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.base import Prompt
-from specdec_jax.measure import sides, stopwatch
+from specdec_jax.measure import loops, stopwatch
 
 # Positions of a call that verifies a draft.
 _WIDTH = 8
@@ -67,14 +67,14 @@ def _programs(
 ) -> dict[str, Timed]:
   """Compiles plain decoding of some tokens, some verify calls, and the launches
   of both."""
-  side = sides.plain_side(
+  loop = loops.plain_loop(
     decoder.params,
     jax.random.key(0),
     [prompt],
     method=decoder.method,
     max_len=capacity - decoder.method.drafter.gamma - 1,
   )
-  short, state = sides.shortened(side), side.states[0]
+  short, state = loops.shortened(loop), loop.states[0]
   verify = stopwatch.repeated(
     decoder.params, state, target=decoder.method.target, width=_WIDTH
   )
@@ -82,7 +82,7 @@ def _programs(
   plain, call = _TIMED
   return {
     plain: Timed(short.decode, int(num_tokens.max())),
-    'launch of a ' + plain: Timed(sides.finished(side).decode),
+    'launch of a ' + plain: Timed(loops.finished(loop).decode),
     call: Timed(verify, verify.num_calls),
     'launch of a ' + call: Timed(verify.launch),
   }

@@ -18,8 +18,8 @@ from specdec_jax.assembly.rules import SpeculativeSampling
 from specdec_jax.base import Drafter, Params
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import calibration, iteration_costs, stopwatch
-from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure import loops as loops_lib
+from specdec_jax.measure.loops import CompiledLoop
 from specdec_jax.models import families, layers
 from specdec_jax.theory.costs import Costs
 
@@ -240,23 +240,23 @@ def _cost_programs(
   )
   # Of four decodes in a turn, the median ignores the first, which finds cold
   # caches.
-  sides = {
-    name: dataclasses.replace(side, states=[*side.states] * 4)
-    for name, side in made.sides.items()
+  loops = {
+    name: dataclasses.replace(loop, states=[*loop.states] * 4)
+    for name, loop in made.loops.items()
   }
-  return dataclasses.replace(made, sides=sides)
+  return dataclasses.replace(made, loops=loops)
 
 
 @functools.cache
 def _fastest_plain(pair: Pair, settings: Settings) -> str:
   """In which dtype the target decodes these texts plainly most quickly."""
-  sides = {
+  loops = {
     dtype: _plain_side(pair, dtype, 0.0, settings) for dtype in pair.plain
   }
-  if len(sides) == 1:
-    return next(iter(sides))
+  if len(loops) == 1:
+    return next(iter(loops))
   num_texts = -(-settings.num_timed // 2)
-  return sides_lib.fastest(sides, num_texts, settings.repeats + 2)[0]
+  return loops_lib.fastest(loops, num_texts, settings.repeats + 2)[0]
 
 
 def _plain_side(
@@ -265,11 +265,11 @@ def _plain_side(
   temperature: float,
   settings: Settings,
   **changes: Any,
-) -> Side:
+) -> CompiledLoop:
   """Plain decoding of the examples that are timed."""
   model = pair.plain[dtype]
   target = families.language_model(model.config)
-  return sides_lib.plain_side(
+  return loops_lib.plain_loop(
     Params(model.params),
     jax.random.key(0),
     pairs.prompts(pair, settings.num_timed, 1),
@@ -360,7 +360,7 @@ def _time(
     pairs.prompts(pair, settings.num_timed, 1),
   )
   dtype = _fastest_plain(pair, settings)
-  sides: dict[Any, Side] = {
+  loops: dict[Any, CompiledLoop] = {
     None: _plain_side(pair, dtype, temperature, settings)
   }
 
@@ -371,16 +371,16 @@ def _time(
     own = kinds.setdefault(kind, {})
     own[way] = method(pair, temperature, drafter=drafter)
   for methods in kinds.values():
-    sides |= common.speculative_sides(
+    loops |= common.speculative_loops(
       *args, methods=methods, max_len=pair.max_len
     )
   programs: dict[Any, Any] = {
-    ('decode', way, i): functools.partial(side.run, side.params, state)
-    for way, side in sides.items()
-    for i, state in enumerate(side.states)
+    ('decode', way, i): functools.partial(loop.run, loop.params, state)
+    for way, loop in loops.items()
+    for i, state in enumerate(loop.states)
   }
   made = None
-  warm_up: list[Any] = [('decode', way, 0) for way in sides]
+  warm_up: list[Any] = [('decode', way, 0) for way in loops]
   if has_costs:
     made = _cost_programs(pair, temperature, settings)
     programs |= made.programs
@@ -390,15 +390,15 @@ def _time(
   )
   parts = made and _as_costs(pair, made.costs(seconds, results))
   timed = {}
-  for way, side in sides.items():
-    names = [('decode', way, i) for i in range(len(side.states))]
+  for way, loop in loops.items():
+    names = [('decode', way, i) for i in range(len(loop.states))]
     launch = 0.0
     if parts is not None:
       launch = (
         parts.plain_launch_seconds if way is None else parts.launch_seconds
       )
     timed[way] = _timed(
-      side,
+      loop,
       np.stack([seconds[name] for name in names], axis=1),
       [results[name] for name in names],
       launch,
@@ -407,13 +407,16 @@ def _time(
 
 
 def _timed(
-  side: Side, turns: np.ndarray, states: Sequence[Any], launch_seconds: float
+  loop: CompiledLoop,
+  turns: np.ndarray,
+  states: Sequence[Any],
+  launch_seconds: float,
 ) -> Timed:
   counters = [jax.device_get(state.statistics) for state in states]
   return Timed(
     turns=turns,
     launch_seconds=launch_seconds,
-    prefill_seconds=side.prefill_seconds,
+    prefill_seconds=loop.prefill_seconds,
     lengths=tuple(int(each.num_tokens[0]) for each in counters),
     num_runs=sum(int(each.num_target_runs[0]) for each in counters),
     num_drafted=sum(int(each.num_drafted[0]) for each in counters),

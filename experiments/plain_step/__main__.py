@@ -32,7 +32,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Context, Prompt
-from specdec_jax.measure import sides, stopwatch
+from specdec_jax.measure import loops, stopwatch
 from specdec_jax.models import presets
 from specdec_jax.models.products import by_rows, by_tiles, tiled
 from specdec_jax.sampling.processors import after_drafts
@@ -113,21 +113,21 @@ def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
   """What the profiler sees in a plain decode, by kind and shape."""
   settings = running.DecodeSettings(max_new_tokens=num_new)
   [batch] = packing.pack(decoder, [_PROMPT], settings)
-  side = sides.plain_side(
+  loop = loops.plain_loop(
     decoder.params,
     jax.random.key(0),
     [batch.prompt],
     method=dataclasses.replace(decoder.method, eos_id=(-1,)),
     max_len=running.max_length(decoder, batch, num_new),
   )
-  seconds, _ = stopwatch.alternate({'plain': side.decode}, repeats)
+  seconds, _ = stopwatch.alternate({'plain': loop.decode}, repeats)
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder):
-      jax.block_until_ready(side.decode())
+      jax.block_until_ready(loop.decode())
     [path] = Path(folder).rglob('*.trace.json.gz')
     events = json.loads(gzip.decompress(path.read_bytes()))['traceEvents']
   step = float(np.median(seconds['plain'])) / num_new
-  rows = summed(events, side.run.as_text(), num_new)
+  rows = summed(events, loop.run.as_text(), num_new)
   return Table(
     rows=rows,
     notes=[
@@ -241,9 +241,9 @@ def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
   method = dataclasses.replace(decoder.method, eos_id=(-1,))
   drafter = stopwatch.always_full(_GAMMA)
   columns = {
-    'plain': (sides.plain_side, method),
+    'plain': (loops.plain_loop, method),
     f'{_GAMMA} drafted': (
-      sides.speculative_side,
+      loops.speculative_loop,
       dataclasses.replace(method, drafter=drafter),
     ),
   }
@@ -253,14 +253,14 @@ def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
     dict(zip(ways, alone, strict=True)), 10 * repeats
   )
   for column, (make, method) in columns.items():
-    side = functools.partial(
+    loop = functools.partial(
       make,
       decoder.params,
       jax.random.key(0),
       method=method,
       max_len=running.max_length(decoder, off, num_new),
     )
-    without, within = side([off.prompt]), side([x.prompt for x in on])
+    without, within = loop([off.prompt]), loop([x.prompt for x in on])
     states = without.states[0], *within.states
     runs = without.run, *[within.run] * len(ways)
     seconds, ended = stopwatch.alternate(

@@ -33,7 +33,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.infer import quality
-from specdec_jax.measure import calibration, sides, stopwatch
+from specdec_jax.measure import calibration, loops, stopwatch
 from specdec_jax.models import families
 from specdec_jax.planning import aot, parts, planner, workloads
 from specdec_jax.sharding import mesh as mesh_lib
@@ -290,14 +290,14 @@ def steps(targets: Sequence[str], num_new: int, repeats: int) -> Table:
       args = decoder.params, jax.random.key(0), [batch.prompt]
       for width in (1, 5):
         full = stopwatch.always_full(width - 1)
-        side = sides.speculative_side(
+        loop = loops.speculative_loop(
           *args,
           method=dataclasses.replace(method, drafter=full),
           max_len=length,
         )
-        programs[(*key, width)] = side
+        programs[(*key, width)] = loop
     seconds, states = stopwatch.alternate(
-      {key: side.decode for key, side in programs.items()}, repeats
+      {key: loop.decode for key, loop in programs.items()}, repeats
     )
     for key, decoder in decoders.items():
       each = {}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from specdec_jax.base import Prompt
 from specdec_jax.measure import gamma_search, stopwatch
 from specdec_jax.measure.gamma_search import Measurement
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure.loops import CompiledLoop
 
 # Follows the name of a drafter in the table.
 SUFFIX = '+auto'
@@ -20,7 +20,9 @@ def halves(
 
 
 def choose(
-  plain: Side, drafting: Mapping[int, Side], batches: Sequence[Prompt]
+  plain: CompiledLoop,
+  drafting: Mapping[int, CompiledLoop],
+  batches: Sequence[Prompt],
 ) -> int:
   """Chooses as the package does, by `gamma_search.choose`.
 
@@ -29,15 +31,15 @@ def choose(
 
   Args:
     plain: plain decoding in the dtype that verifies.
-    drafting: by gamma; all sides have run before.
+    drafting: by gamma; all loops have run before.
     batches: decoded with each gamma twice.
   """
-  sides = {0: plain, **drafting}
+  loops = {0: plain, **drafting}
 
   def measurement(gamma: int, batch: Prompt) -> Measurement:
-    side = sides[gamma]
-    state, fill_seconds = stopwatch.run_seconds(side.prefill, batch)
-    ended, seconds = stopwatch.run_seconds(side.run, side.params, state)
+    loop = loops[gamma]
+    state, fill_seconds = stopwatch.run_seconds(loop.prefill, batch)
+    ended, seconds = stopwatch.run_seconds(loop.run, loop.params, state)
     return Measurement(
       gamma=gamma,
       statistics=ended.statistics,
@@ -47,7 +49,7 @@ def choose(
     )
 
   return gamma_search.choose(
-    sorted(sides),
+    sorted(loops),
     lambda gamma: [measurement(gamma, batch) for batch in batches],
     batch_size=batches[0].decoder_tokens.shape[0],
     waits=True,

@@ -25,9 +25,9 @@ from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.decoding import exact_bits
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, sameness, sides
+from specdec_jax.measure import benchmark, loops, sameness
 from specdec_jax.measure.benchmark import Drafted
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure.loops import CompiledLoop
 from specdec_jax.models import families
 from specdec_jax.text import prompts
 
@@ -89,14 +89,16 @@ def row(figures: benchmark.Figures, *, dtype: str, is_greedy: bool) -> Cells:
   }
 
 
-def _of_one_width(side: Side, method: Method) -> tuple[Side, Side]:
+def _of_one_width(
+  loop: CompiledLoop, method: Method
+) -> tuple[CompiledLoop, CompiledLoop]:
   """Plain and drafted decoding as with `exact_bits`."""
   method = exact_bits.of_one_width(method)
-  return sides.like(side, exact_bits.plain(method)), sides.like(side, method)
+  return loops.like(loop, exact_bits.plain(method)), loops.like(loop, method)
 
 
-def _num_divergent(plain: Side, drafted: Side) -> int:
-  """Counts rows in which two sides decode different tokens."""
+def _num_divergent(plain: CompiledLoop, drafted: CompiledLoop) -> int:
+  """Counts rows in which two loops decode different tokens."""
   target = plain.program.method.target
   states = plain.decode(), drafted.decode()
   found = sameness.sameness(target, plain.params, *states)
@@ -105,12 +107,12 @@ def _num_divergent(plain: Side, drafted: Side) -> int:
 
 def _compile_ways(
   decoders: Mapping[Key, Decoder], *, args: Any, max_len: int
-) -> dict[Key, Side]:
+) -> dict[Key, CompiledLoop]:
   """Compiles decoders for `args`, a key of draws and prompts."""
-  made: dict[Key, Side] = {}
+  made: dict[Key, CompiledLoop] = {}
   for name in dict.fromkeys(name for name, _ in decoders):
     own = {key: each for key, each in decoders.items() if key[0] == name}
-    made |= common.speculative_sides(
+    made |= common.speculative_loops(
       next(iter(own.values())).params,
       *args,
       methods={key: decoder.method for key, decoder in own.items()},
@@ -126,24 +128,24 @@ class Programs:
   ones of one width.
 
   `verifying` is the plain one in the dtype that verifies, and `compile` makes
-  sides of other `decoders` of the same weights.
+  loops of other `decoders` of the same weights.
   """
 
-  plain: Mapping[str, Side]
-  verifying: Side
+  plain: Mapping[str, CompiledLoop]
+  verifying: CompiledLoop
   baseline: str
   decoders: Mapping[Key, Decoder]
-  compile: Callable[[Mapping[Key, Decoder]], dict[Key, Side]]
+  compile: Callable[[Mapping[Key, Decoder]], dict[Key, CompiledLoop]]
   ways: Mapping[Key, Drafted]
-  exact: Mapping[Key, tuple[Side, Side]]
+  exact: Mapping[Key, tuple[CompiledLoop, CompiledLoop]]
   _others: dict[Key, Drafted] = dataclasses.field(default_factory=dict)
 
-  def chains(self) -> dict[str, dict[int, Side]]:
-    """Returns the sides of drafters of chains by gamma, by drafter."""
-    found: dict[str, dict[int, Side]] = {}
+  def chains(self) -> dict[str, dict[int, CompiledLoop]]:
+    """Returns the loops of drafters of chains by gamma, by drafter."""
+    found: dict[str, dict[int, CompiledLoop]] = {}
     for (name, gamma), way in self.ways.items():
       if gamma and way.drafter.tree is None:
-        found.setdefault(name, {})[gamma] = way.side
+        found.setdefault(name, {})[gamma] = way.loop
     return found
 
   def way(self, name: str, gamma: int) -> Drafted:
@@ -153,11 +155,11 @@ class Programs:
     if key in self.ways:
       return self.ways[key]
     if key not in self._others:
-      side = self.verifying
+      loop = self.verifying
       if gamma:
         made = next(each for (x, _), each in self.decoders.items() if x == name)
-        side = self.compile({key: made.at(gamma)})[key]
-      self._others[key] = benchmark.drafted(side)
+        loop = self.compile({key: made.at(gamma)})[key]
+      self._others[key] = benchmark.drafted(loop)
     return self._others[key]
 
 
@@ -290,7 +292,7 @@ class Target:
     to_probs = settings.sampling(temperature).to_probs
     with progress.waiting(f'compiling for {self.name}', notice_after=30):
       plain = {
-        dtype: sides.plain_side(
+        dtype: loops.plain_loop(
           alone.params,
           *args,
           method=dataclasses.replace(
@@ -305,13 +307,13 @@ class Target:
       return Programs(
         plain=plain,
         verifying=plain[settings.dtype],
-        baseline=sides.fastest(plain)[0],
+        baseline=loops.fastest(plain)[0],
         decoders=decoders,
         compile=functools.partial(_compile_ways, args=args, max_len=max_len),
-        ways={key: benchmark.drafted(side) for key, side in made.items()},
+        ways={key: benchmark.drafted(loop) for key, loop in made.items()},
         exact={
-          key: _of_one_width(side, decoders[key].method)
-          for key, side in made.items()
+          key: _of_one_width(loop, decoders[key].method)
+          for key, loop in made.items()
           if settings.exact_bits and not temperature and key[1]
         },
       )
@@ -330,7 +332,7 @@ class Target:
     }
     return benchmark.compare(
       {
-        key: dataclasses.replace(way, side=way.side.on(batches))
+        key: dataclasses.replace(way, loop=way.loop.on(batches))
         for key, way in ways.items()
       },
       plain=plain[dtype],
@@ -365,7 +367,7 @@ class Target:
       found |= self._compare(programs, ways, others, f'{title}, auto')
     is_greedy = not setting['temperature']
     divergent = {
-      key: _num_divergent(*(side.on(batches) for side in pair))
+      key: _num_divergent(*(loop.on(batches) for loop in pair))
       for key, pair in programs.exact.items()
     }
     return [

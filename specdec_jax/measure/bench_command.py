@@ -1,8 +1,8 @@
 """Times plain against speculative decoding of the same prompts.
 
-One process, alternating, warm, medians; the plain side is the fastest plain
-configuration. Times are of decoding, after the prefill, which is reported
-apart, as is compilation.
+Both are timed in one process, alternating and warm; times are medians. The
+baseline is the fastest plain configuration. Times are of decoding, after the
+prefill; prefill and compilation are reported separately.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding import exact_bits
 from specdec_jax.launch import numbers, progress
 from specdec_jax.measure import benchmark, gamma_search, timing
-from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import loops as loops_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.theory import doubts
 
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--simulate_alpha',
     metavar='ALPHA',
     type=numbers.share,
-    help='SIMULATED: accept drafted tokens with this chance; the text is noise',
+    help='SIMULATED: accept drafted tokens with this probability; the text is '
+    'noise',
   )
   options.add_report(parser)
 
@@ -46,23 +47,24 @@ def run(args: argparse.Namespace) -> int:
     )
   decoder, batches, settings, _ = from_flags.prepared(args, choices)
   if is_simulated:
-    # The rate is imposed, and no row ends early.
+    # Accept at the given rate, and let no row end early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
     method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
     decoder = dataclasses.replace(decoder, method=method)
+  # Choose gamma. If it is 0, there is nothing left to compare.
   chosen = None
-  # From here on gamma is a number; for 0 there is nothing left to compare.
   if decoder.is_auto:
     chosen = gamma_search.measure(decoder, batches, settings, source='bench')
     decoder = decoder.at(chosen.gamma)
     progress.say(chosen.sentence)
     if not chosen.gamma:
-      found = timing.configuration(vars(args), choices.drafter, decoder)
+      figures = timing.configuration(vars(args), choices.drafter, decoder)
+      figures |= {'auto': vars(chosen), 'doubts': doubts.of_load()}
       speeds = chosen.tokens_per_second.items()
       rows = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
-      shown = outputs.table(('gamma', 'tokens/s with the prefill'), rows)
-      found |= {'auto': vars(chosen), 'doubts': doubts.of_load()}
-      return outputs.report(args, found, shown)
+      columns = ('gamma', 'tokens/s with the prefill')
+      return outputs.report(args, figures, outputs.table(columns, rows))
+  # Time both.
   placed = timing.place(decoder, batches, settings)
   figures = _measure(placed, args.plain_dtypes, args.repeats)
   figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     simulated = {'verification': 'simulated', 'lenience': None}
     figures |= simulated | {'simulate_alpha': args.simulate_alpha}
   if args.temperature or is_simulated:
-    # Sampled sides share only a distribution, and simulated ones nothing.
+    # Sampled texts share only a distribution, and simulated ones nothing.
     figures['identical'] = figures['first_divergence_margin'] = None
   return outputs.report(args, figures, _table(figures))
 
@@ -83,10 +85,11 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
   placed: timing.Placed, plain_dtypes: Sequence[str], repeats: int
 ) -> benchmark.Figures:
-  """Returns the figures of `benchmark.compare`, and what they are against."""
+  """Returns the figures of `benchmark.compare`, and their baseline."""
   decoder, method = placed.decoder, placed.decoder.method
-  # Unless it copies first, the state of a drafter whose drafts end early has
-  # the state of the same drafter without that.
+  # To time drafting alone, a drafter whose drafts end early is replaced by the
+  # same one without that, whose state is part of its own (unless it copies from
+  # the text first).
   ends_early = bool(getattr(decoder.choice, 'min_prob', 0))
   fixed = None
   if ends_early and not getattr(decoder.choice, 'lookup', False):
@@ -96,16 +99,18 @@ def _measure(
     )
     fixed = choice.make(decoder.target_info, decoder.length).drafter
   with progress.waiting('compiling'):
-    candidates = placed.plain_sides(plain_dtypes)
-    side = sides_lib.speculative_side(
+    candidates = placed.plain_loops(plain_dtypes)
+    loop = loops_lib.speculative_loop(
       *placed.args, method=method, max_len=placed.max_len
     )
-    ways = {'': benchmark.drafted(side, fixed=fixed, ends_early=ends_early)}
-    # T(1) and the tokens to compare are of the same dtype; the baseline of the
-    # speedup is the fastest of all, such as bfloat16 for a float32 target.
+    configurations = {
+      '': benchmark.drafted(loop, fixed=fixed, ends_early=ends_early)
+    }
+    # T(1) and the expected tokens are of the target's dtype; the baseline of
+    # the speedup is the fastest, such as bfloat16 for a float32 target.
     plain = candidates[decoder.model.dtype]
-    fastest, tokens_per_second = sides_lib.fastest(candidates)
-    # With exact bits, the tokens to compare are of plain decoding at one width.
+    fastest, tokens_per_second = loops_lib.fastest(candidates)
+    # With exact bits, tokens are compared with plain decoding at that width.
     expected = None
     if decoder.exact_bits:
       exact_bits.check(
@@ -114,9 +119,9 @@ def _measure(
         placed.prompts[0],
         max_len=placed.max_len,
       )
-      expected = sides_lib.like(side, decoder.at(0).method)
+      expected = loops_lib.like(loop, decoder.at(0).method)
   [figures] = benchmark.compare(
-    ways,
+    configurations,
     plain=plain,
     baseline=candidates[fastest],
     expected=expected,
@@ -128,7 +133,7 @@ def _measure(
     'baseline_candidates_tokens_per_second': tokens_per_second,
     'compile_seconds': {
       'autoregressive': plain.compile_seconds,
-      'speculative': side.compile_seconds,
+      'speculative': loop.compile_seconds,
     },
   }
 
@@ -150,8 +155,12 @@ def _table(figures: benchmark.Figures) -> object:
     gamma = f'a tree of {figures["gamma"]}'
   columns = ('', f'plain ({plain_dtype})', f'{figures["drafter"]}, {gamma}')
   count = lambda name: str(figures[name])
-  speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)
-  compiling = lambda side: show(figures['compile_seconds'][side], 1)
+  speed = lambda configuration: show(
+    figures[f'{configuration}_tokens_per_second'], 1
+  )
+  compiling = lambda configuration: show(
+    figures['compile_seconds'][configuration], 1
+  )
   plain, drafted = 'autoregressive', 'speculative'
   least, greatest = figures['speedup_range']
   only_drafted = {

@@ -1,8 +1,7 @@
 """Plain against speculative decoding: times, rates, prediction and sameness.
 
-All sides decode the same prompts in one process, alternating and warm. Times
-are of decoding after the prefill, and counters come from the decodes that were
-timed.
+All loops decode the same prompts in one process, alternating and warm. Times
+are of decoding after the prefill; counters are of the timed decodes.
 """
 
 import dataclasses
@@ -15,9 +14,9 @@ from specdec_jax import theory
 from specdec_jax.base import Drafter
 from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.rates import Counts
+from specdec_jax.measure import loops as loops_lib
 from specdec_jax.measure import sameness, stopwatch
-from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.sides import Side, Timed
+from specdec_jax.measure.loops import CompiledLoop, Timed
 from specdec_jax.theory import estimates
 
 Name = TypeVar('Name')
@@ -26,172 +25,194 @@ Figures = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafted:
-  """Speculative decoding, compiled, and what its parts are timed by.
+  """Speculative decoding, compiled, and programs that time its parts.
 
   Attributes:
-    side: the decoding itself; `full_width` is of `sides.full_width_side`.
-    propose: of `stopwatch.propose_programs`; none if nothing is ever drafted.
+    loop: the decoding itself.
+    full_width: of `loops.full_width_loop`.
+    propose: of `stopwatch.propose_programs`; empty if nothing is drafted.
     ends_early: whether drafts end early. The theorem then does not apply, and
-      what several rows drafted, by the slowest row each time, is unknown.
+      the number of draft steps of several rows is unknown, since each iteration
+      takes as many as its longest draft.
   """
 
-  side: Side
-  full_width: Side
+  loop: CompiledLoop
+  full_width: CompiledLoop
   propose: Sequence[stopwatch.Repeated]
   ends_early: bool = False
 
   @property
   def drafter(self) -> Drafter:
-    return self.side.program.method.drafter
+    return self.loop.program.method.drafter
 
-  def sides(self) -> dict[str, Side]:
-    """Returns what is timed, by name: `speculative`, iterations at `full_width`
-    and, where the drafter may have no draft, `without_draft`; and `launch`."""
-    found = {
-      'speculative': self.side,
+  def loops(self) -> dict[str, CompiledLoop]:
+    """Returns the loops to time, by name: `speculative`, `full_width`,
+    `launch` and, if the drafter may abstain, `without_draft`."""
+    loops = {
+      'speculative': self.loop,
       'full_width': self.full_width,
-      'launch': sides_lib.finished(self.full_width),
+      'launch': loops_lib.finished(self.full_width),
     }
     if self.drafter.may_abstain:
-      found['without_draft'] = sides_lib.without_drafts(self.full_width)
-    return found
+      loops['without_draft'] = loops_lib.without_drafts(self.full_width)
+    return loops
 
 
 def drafted(
-  side: Side, *, fixed: Drafter | None = None, ends_early: bool = False
+  loop: CompiledLoop, *, fixed: Drafter | None = None, ends_early: bool = False
 ) -> Drafted:
-  """Compiles what times the parts of a side of `sides.speculative_side`.
+  """Compiles programs that time the parts of a `loops.speculative_loop`.
 
-  `fixed` is the drafter of one whose drafts end early, as it is without that.
+  `fixed`, for a drafter whose drafts end early, is the same drafter without
+  that.
   """
-  method, state = side.program.method, side.states[0]
+  method, state = loop.program.method, loop.states[0]
   propose: tuple[stopwatch.Repeated, ...] = ()
   if fixed is not None:
     state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
   if method.drafter.gamma:
     propose = stopwatch.propose_programs(
-      side.params, state, fixed or method.drafter, method.target
+      loop.params, state, fixed or method.drafter, method.target
     )
   return Drafted(
-    side=side,
-    full_width=sides_lib.full_width_side(side),
+    loop=loop,
+    full_width=loops_lib.full_width_loop(loop),
     propose=propose,
     ends_early=ends_early,
   )
 
 
 def compare(
-  ways: Mapping[Name, Drafted],
+  configurations: Mapping[Name, Drafted],
   *,
-  plain: Side,
-  baseline: Side,
+  plain: CompiledLoop,
+  baseline: CompiledLoop,
   repeats: int,
-  expected: Side | None = None,
+  expected: CompiledLoop | None = None,
   title: str = '',
 ) -> dict[Name, Figures]:
-  """Times all sides in turns and predicts each speedup from the costs of parts.
+  """Times loops in turns, and predicts each speedup from the costs of parts.
 
-  Speculative decoding is given by name. T(1), which costs are relative to, and
-  the tokens that theirs are compared with are those of `plain`, in their dtype,
-  unless `expected` is plain decoding of another width.
-  Speedups are against `baseline`, the fastest plain configuration, which may be
-  `plain`. `title` is that of `stopwatch.alternate`.
+  Args:
+    configurations: speculative decoding, by name.
+    plain: plain decoding in the same dtype: T(1), the unit of costs, and the
+      tokens to compare with.
+    baseline: the fastest plain configuration, which speedups are relative to;
+      may be `plain`.
+    repeats: timed runs of each.
+    expected: plain decoding at another width, to compare tokens with in place
+      of `plain`.
+    title: of a progress bar.
 
-  Returns figures by name; times are in seconds, and rates of drafts None where
-  nothing was drafted. ValueError if a model returned logits that are not
-  numbers.
+  Returns figures by name: times in seconds; rates of drafts are None if nothing
+  was drafted. ValueError if a model returned logits that are NaN.
   """
-  sides: dict[Hashable, Side] = {'baseline': baseline}
+  # Time everything in turns.
+  loops: dict[Hashable, CompiledLoop] = {'baseline': baseline}
   if plain is not baseline:
-    sides['plain'] = plain
-  for name, way in ways.items():
-    sides |= {(name, kind): side for kind, side in way.sides().items()}
-  timed, propose_seconds = _time(sides, ways, repeats, title)
-  # The plain side itself may be the fastest.
+    loops['plain'] = plain
+  for name, configuration in configurations.items():
+    for part, loop in configuration.loops().items():
+      loops[name, part] = loop
+  timed, propose_seconds = _time(loops, configurations, repeats, title)
+  # `plain` is not timed again if it is the baseline.
   timed.setdefault('plain', timed['baseline'])
-  judge, states = plain, timed['plain'].states
+  # Tokens are compared with those of plain decoding.
+  reference = plain
+  states = timed['plain'].states
   if expected is not None:
-    judge, states = expected, expected.decode()
-  found = {}
-  for name, way in ways.items():
-    own = {kind: timed[name, kind] for kind in way.sides()}
-    whole = timed['baseline'].total + baseline.prefill_seconds
-    drafted = own['speculative'].total + way.side.prefill_seconds
-    found[name] = {
+    reference = expected
+    states = expected.decode()
+  # Figures of each configuration.
+  results = {}
+  for name, configuration in configurations.items():
+    parts = {part: timed[name, part] for part in configuration.loops()}
+    plain_seconds = timed['baseline'].total + baseline.prefill_seconds
+    prefill_seconds = configuration.loop.prefill_seconds
+    drafted_seconds = parts['speculative'].total + prefill_seconds
+    results[name] = {
       **figures(
-        way,
-        own,
+        configuration,
+        parts,
         plain=timed['plain'],
         baseline=timed['baseline'],
         propose_seconds=propose_seconds[name],
       ),
-      'prefill_seconds': way.side.prefill_seconds,
-      'end_to_end_speedup': whole / drafted,
+      'prefill_seconds': prefill_seconds,
+      'end_to_end_speedup': plain_seconds / drafted_seconds,
       **sameness.sameness(
         # A drafter on the target's features brings a target of its own.
-        judge.program.method.target,
-        judge.params,
+        reference.program.method.target,
+        reference.params,
         states,
-        own['speculative'].states,
+        parts['speculative'].states,
       ),
     }
-  return found
+  return results
 
 
 def _time(
-  sides: Mapping[Hashable, Side],
-  ways: Mapping[Name, Drafted],
+  loops: Mapping[Hashable, CompiledLoop],
+  configurations: Mapping[Name, Drafted],
   repeats: int,
   title: str,
 ) -> tuple[dict[Hashable, Timed], dict[Name, float]]:
-  """Returns what sides have shown, and the seconds of a draft of each way."""
-  calls: dict[Hashable, Callable[[], Any]] = {**sides_lib.calls(sides)}
-  for name, way in ways.items():
-    calls |= {('draft', name, i): each for i, each in enumerate(way.propose)}
+  """Returns times and results of loops, and the seconds of a draft of each
+  configuration."""
+  calls: dict[Hashable, Callable[[], Any]] = {**loops_lib.calls(loops)}
+  for name, configuration in configurations.items():
+    for i, program in enumerate(configuration.propose):
+      calls['draft', name, i] = program
   seconds, results = stopwatch.alternate(calls, repeats, title=title)
-  timed = sides_lib.timed(sides, seconds, results)
-  for each in timed.values():
-    if any(np.any(state.has_nan) for state in each.states):
+  timed = loops_lib.timed(loops, seconds, results)
+  for result in timed.values():
+    if any(np.any(state.has_nan) for state in result.states):
       raise ValueError('the logits were not numbers (NaN): nothing to time')
-  return timed, {
-    name: stopwatch.propose_seconds(
-      way.propose, [seconds['draft', name, i] for i in range(len(way.propose))]
-    )
-    for name, way in ways.items()
-  }
+  propose_seconds = {}
+  for name, configuration in configurations.items():
+    programs = configuration.propose
+    runs = [seconds['draft', name, i] for i in range(len(programs))]
+    propose_seconds[name] = stopwatch.propose_seconds(programs, runs)
+  return timed, propose_seconds
 
 
 def figures(
-  way: Drafted,
+  configuration: Drafted,
   timed: Mapping[str, Timed],
   *,
   plain: Timed,
   baseline: Timed,
   propose_seconds: float,
 ) -> Figures:
-  """Returns what the times of the sides of `way`, by their names, and their
-  counters say; see `compare`. `propose_seconds` is of one draft."""
-  drafter, drafted = way.drafter, timed['speculative']
+  """Computes the figures of a configuration from times and counters.
+
+  `timed` has its loops by name (`Drafted.loops`), `propose_seconds` is of one
+  draft; all else is as for `compare`.
+  """
+  drafter = configuration.drafter
+  drafted = timed['speculative']
+  # Seconds of an iteration: plain, at full width, and without a draft.
   one_position = plain.per_iteration
   full = _short_iteration(timed['full_width'], timed)
   without = None
   if drafter.may_abstain:
     without = _short_iteration(timed['without_draft'], timed) / one_position
+  # Steps of the drafter.
   num_drafted: int | None = drafted.counts.iterations * drafter.gamma
-  if way.ends_early:
+  if configuration.ends_early:
     num_drafted = None
     if drafted.states[0].context.lengths.size == 1:
       num_drafted = int(drafted.counts.statistics.num_drafted.sum())
-  # All relative to one plain step in the dtype that verifies. The baseline may
-  # be of another dtype, and has its own cost in `predict_speedup`.
+  # Costs are relative to a plain step in the target's dtype. The baseline may
+  # be of another dtype, so that `predict_speedup` takes its cost.
   c = propose_seconds / max(drafter.gamma, 1) / one_position
   costs = {
     'c': c,
     'verify_cost_ratio': full / one_position,
     'without_draft_cost_ratio': without,
   }
-  found = _speeds(drafted, baseline) | _rates(drafted.counts, drafter) | costs
-  found |= {
+  results = _speeds(drafted, baseline) | _rates(drafted.counts, drafter) | costs
+  results |= {
     'seconds_per_plain_iteration': one_position,
     'seconds_per_full_width_iteration': full,
     'seconds_per_propose': propose_seconds,
@@ -207,22 +228,24 @@ def figures(
     'theory_speedup': None,
     'compared_tokens': plain.counts.num_tokens,
   }
-  if found['alpha'] is not None and not (way.ends_early or drafter.tree):
-    found['theory_speedup'] = float(
-      theory.walltime_improvement(found['alpha'], drafter.gamma, c)
-    )
-  return found
+  # The theorem is for chains of one gamma.
+  has_theorem = not configuration.ends_early and not drafter.tree
+  if has_theorem and results['alpha'] is not None:
+    speedup = theory.walltime_improvement(results['alpha'], drafter.gamma, c)
+    results['theory_speedup'] = float(speedup)
+  return results
 
 
 def _short_iteration(short: Timed, timed: Mapping[str, Timed]) -> float:
-  """Returns seconds of an iteration if `short` began as often as the drafted
-  one."""
-  # 4 iterations in 10 s, of which to begin takes 6: 1 s per iteration. If the
-  # drafted decode begins once per 60 iterations, each bears 6/60 s more: 1.1 s.
+  """Returns the seconds of an iteration of `short`, a decode of a few tokens,
+  with the launch spread over as many iterations as in the drafted decode."""
+  # 4 iterations in 10 s, 6 of them for the launch: 1 s per iteration. If the
+  # drafted decode has a launch per 60 iterations, 6/60 s more: 1.1 s.
   drafted = timed['speculative']
   launch = min(timed['launch'].total, short.total)
-  share = len(drafted.states) / drafted.counts.iterations
-  return (short.total - launch) / short.counts.iterations + launch * share
+  launches_per_iteration = len(drafted.states) / drafted.counts.iterations
+  iteration = (short.total - launch) / short.counts.iterations
+  return iteration + launch * launches_per_iteration
 
 
 def predict_speedup(
@@ -235,13 +258,19 @@ def predict_speedup(
   without_draft_cost_ratio: float | None = None,
   baseline_cost: float = 1.0,
 ) -> float | None:
-  """Predicts the speedup from the measured tokens per run of both sides, by
-  `theory.predicted_speedup` with the price of iterations without a draft.
+  """Predicts the speedup from the measured tokens per target run, by
+  `theory.predicted_speedup` with the cost of iterations without a draft.
 
-  Costs are relative to T(1): `c` of a drafted token, the others of iterations
-  that score gamma + 1 positions, that score one for want of a draft (None if
-  there always is one), and of the baseline. `num_drafted` counts the drafter's
-  steps in all iterations; None if unknown, and so is the result.
+  Args:
+    baseline: counts of plain decoding.
+    drafted: counts of speculative decoding.
+    num_drafted: steps of the drafter in all iterations; None if unknown, and so
+      is the result.
+    c: cost of a drafted token. All costs are relative to T(1).
+    verify_cost_ratio: cost of scoring gamma + 1 positions.
+    without_draft_cost_ratio: cost of an iteration without a draft; None if
+      there always is one.
+    baseline_cost: cost of an iteration of the baseline.
   """
   if num_drafted is None:
     return None
@@ -262,18 +291,17 @@ def predict_speedup(
 
 
 def _speeds(drafted: Timed, baseline: Timed) -> Figures:
-  """Returns tokens per second by the median turns, and their ratio, whose range
-  is that of the turns pair by pair, and whose interval that of the batches,
-  None for fewer than two."""
-  # Plain decoding's time for as many tokens: 1.2 times as long for a batch of
-  # 120 drafted and 100 plain tokens, where texts are drawn.
+  """Returns tokens per second by the median turns, and the speedup, with its
+  range over turns and its confidence interval over batches (None for fewer than
+  two)."""
+  # Sampled texts differ in length: for a batch of 120 drafted and 100 plain
+  # tokens, plain decoding's time is scaled by 1.2.
   ratio = drafted.num_tokens / baseline.num_tokens
   medians = np.median(baseline.seconds, axis=1), np.median(drafted.seconds, 1)
   _, interval = estimates.ratio(medians[0] * ratio, medians[1])
   counts, plain = drafted.counts, baseline.counts
-  turns = (
-    baseline.turns / drafted.turns * (counts.num_tokens / plain.num_tokens)
-  )
+  turns = baseline.turns / drafted.turns
+  turns = turns * (counts.num_tokens / plain.num_tokens)
   return {
     'autoregressive_tokens_per_second': baseline.speed,
     'speculative_tokens_per_second': drafted.speed,
@@ -297,21 +325,24 @@ def _speeds(drafted: Timed, baseline: Timed) -> Figures:
 
 def _rates(counts: Counts, drafter: Drafter) -> Figures:
   """Returns acceptance rates, and the alpha that independent acceptances would
-  need for the block efficiency: None where nothing was drafted, and of trees.
-  """
+  need for the block efficiency: None if nothing was drafted, or for trees."""
   statistics = counts.statistics
-  found, implied = metrics.rates(statistics), None
-  efficiency = found.block_efficiency
-  is_chain, gamma = drafter.tree is None, drafter.gamma
+  measured = metrics.rates(statistics)
+  efficiency = measured.block_efficiency
+  # Alpha from the block efficiency.
+  implied = None
+  is_chain = drafter.tree is None
+  gamma = drafter.gamma
   if efficiency is not None and is_chain and np.any(statistics.num_drafted):
     efficiency = np.clip(efficiency, 1, gamma + 1)
     implied = float(theory.alpha_from_block_efficiency(efficiency, gamma))
-  passed = zip(
-    statistics.num_accepted.sum(0), statistics.num_tested.sum(0), strict=True
-  )
+  # Alpha by the position in the draft.
+  num_accepted = statistics.num_accepted.sum(0)
+  num_tested = statistics.num_tested.sum(0)
+  pairs = zip(num_accepted, num_tested, strict=True)
   return {
-    **found._asdict(),
+    **measured._asdict(),
     'alpha_from_block_efficiency': implied,
-    'alpha_by_position': [estimates.quotient(*each) for each in passed],
+    'alpha_by_position': [estimates.quotient(*pair) for pair in pairs],
     'rows': int(np.count_nonzero(statistics.num_tokens)),
   }

@@ -1,5 +1,5 @@
-"""Measures alpha on text that the target generates, and the times of an
-iteration's parts on this device; `specdec plan --costs` reads the result.
+"""Measures alpha on text that the target generates, and the costs of an
+iteration's parts on this device, for `specdec plan --costs`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from specdec_jax.assembly.rules import Block, Rule
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs, stopwatch, timing
-from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import loops as loops_lib
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
 from specdec_jax.theory import costs, doubts, trees
@@ -43,14 +43,16 @@ def run(args: argparse.Namespace) -> int:
       'calibrate measures how often a token is accepted, and --verification '
       'block judges whole drafts: leave it out'
     )
+  # Measure acceptance.
   decoder, batches, settings, _ = from_flags.prepared(args, choices)
   placed = timing.place(decoder, batches, settings)
   gamma = length.gamma
   figures = _acceptance(placed, rule, args.max_new_tokens)
+  # Time the parts of an iteration.
   with progress.waiting('compiling'):
-    candidates = placed.plain_sides(args.plain_dtypes, 1)
-    fastest, _ = sides_lib.fastest(candidates)
-    made = iteration_costs.cost_programs(
+    candidates = placed.plain_loops(args.plain_dtypes, 1)
+    fastest, _ = loops_lib.fastest(candidates)
+    cost_programs = iteration_costs.cost_programs(
       placed.params,
       placed.rng_key,
       placed.prompts[0],
@@ -59,15 +61,18 @@ def run(args: argparse.Namespace) -> int:
       max_len=placed.max_len,
       plain=candidates[fastest],
     )
-  timed = stopwatch.alternate(made.programs, args.repeats, title='timing')
-  figures |= made.costs(*timed)
+  timed = stopwatch.alternate(
+    cost_programs.programs, args.repeats, title='timing'
+  )
+  figures |= cost_programs.costs(*timed)
+  # Costs relative to T(1), and doubts.
   target, drafter = map(layers.num_params, decoder.params)
   figures['c_hat'] = drafter / target
   parts = costs.Costs.among(figures)
-  # Copies may take the place of a network's tokens.
+  # With `lookup`, copied tokens may replace those of the network.
   has_lookup = getattr(decoder.choice, 'lookup', False)
   is_one_by_one = decoder.drafting.chain is not None and not has_lookup
-  # c of gamma tokens is a mean: the first of a draft costs more than others.
+  # c is a mean over gamma tokens: the first one costs more than the others.
   figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
     'kind': costs.KIND,
     'source': 'measured',
@@ -113,7 +118,7 @@ def _remember(
 
 
 def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
-  """Measures how often tokens are accepted, for trees by their rank."""
+  """Measures how often tokens are accepted; for trees also by rank."""
   decoder, params = placed.decoder, placed.params
   is_lossless = rule.judge(decoder.sampling).is_lossless
   relaxed: Figures = {}
@@ -126,9 +131,10 @@ def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
     'max_len': placed.max_len,
     'num_tokens': num_tokens,
   }
-  # Trees of copies have one shape, and rules for trees are lossless.
+  # Acceptance by rank is for choosing the shape of a tree. Trees of copied text
+  # have a fixed shape, and rules for trees are lossless.
   is_ranked = is_lossless and hasattr(decoder.choice, 'tree')
-  [[found]] = calibration.overlaps(
+  [[overlaps]] = calibration.overlaps(
     params._replace(drafter=[params.drafter]),
     placed.rng_key,
     placed.prompts,
@@ -137,8 +143,8 @@ def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
     **shared,
     **relaxed,
   )
-  # Gamma 1: every prefix is judged, whatever was accepted before it.
-  figures = calibration.acceptance(found, max_gamma=decoder.drafter.gamma)
+  # With gamma 1 every prefix counts, whatever was accepted before it.
+  figures = calibration.acceptance(overlaps, max_gamma=decoder.drafter.gamma)
   figures['rank_rates'] = None
   if is_ranked:
     ranked = decoder.ranked_drafter(trees.NUM_RANKS)

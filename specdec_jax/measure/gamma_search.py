@@ -25,16 +25,15 @@ from specdec_jax.measure.gamma_trials import ChosenGamma, Trial
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import estimates
 
-# Rows that suffice to time a gamma once.
+# Rows that are enough to time a gamma once.
 NUM_ROWS = 8
-# Tokens of the decode that warms a program up.
+# Tokens of the warm-up of a program.
 _NUM_WARM = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-  """Rows that were decoded with one gamma: their counters, and the seconds of
-  prefills and of iterations."""
+  """Counters and times of rows that were decoded with one gamma."""
 
   gamma: int
   statistics: Statistics
@@ -50,34 +49,41 @@ def choose(
   batch_size: int,
   waits: bool,
 ) -> ChosenGamma:
-  """Chooses a gamma by decoding rows with each of several, there and back.
+  """Chooses a gamma by decoding rows with each of several.
 
   Args:
-    tried: ascending, 0 among them.
+    tried: the gammas to try, ascending, 0 among them.
     decode: decodes some rows with a gamma, in batches or all together.
     batch_size: rows that are decoded at once.
     waits: whether a batch waits for its slowest row; else rows are refilled.
   """
   measurements: dict[int, list[Measurement]] = {}
-  # A drift of the machine's speed cancels: of gammas 0, 2 and 5 the order is
-  # 0 2 5 5 2 0.
+  # The order for gammas 0, 2 and 5 is 0 2 5 5 2 0, so that a drift of the
+  # machine's speed cancels.
   for gamma in (*tried, *reversed(tried)):
     measurements.setdefault(gamma, []).extend(decode(gamma))
-  trials = [trial(found, waits=waits) for found in measurements.values()]
+  trials = [
+    trial(gamma_measurements, waits=waits)
+    for gamma_measurements in measurements.values()
+  ]
   return gamma_trials.choose(trials, batch_size)
 
 
 def trial(measurements: Sequence[Measurement], *, waits: bool) -> Trial:
   """Sums up the measurements of one gamma."""
-  # 2 rows of 10 iterations are 20 places: with 8 and 10 target runs, those
-  # that took part, 0.9 of them were used.
-  total: Any = rates.joined([found.statistics for found in measurements])
-  num_places = sum(
-    found.num_iterations * found.statistics.num_tokens.size
-    for found in measurements
+  # Utilisation: of 2 rows in 10 iterations, with 8 and 10 target runs, 18 of 20
+  # places were used, 0.9.
+  total: Any = rates.joined(
+    [measurement.statistics for measurement in measurements]
   )
-  seconds = np.array([found.loop_seconds for found in measurements])
-  iterations = np.array([found.num_iterations for found in measurements])
+  num_places = sum(
+    measurement.num_iterations * measurement.statistics.num_tokens.size
+    for measurement in measurements
+  )
+  seconds = np.array([measurement.loop_seconds for measurement in measurements])
+  iterations = np.array(
+    [measurement.num_iterations for measurement in measurements]
+  )
   iteration_seconds = float(seconds.sum() / iterations.sum())
   error = estimates.standard_error(seconds, iterations) or 0.0
   utilisation = 1.0
@@ -89,7 +95,7 @@ def trial(measurements: Sequence[Measurement], *, waits: bool) -> Trial:
     num_runs=total.num_target_runs,
     num_tested=total.num_tested,
     num_accepted=total.num_accepted,
-    fill_seconds=sum(found.fill_seconds for found in measurements)
+    fill_seconds=sum(measurement.fill_seconds for measurement in measurements)
     / total.num_tokens.size,
     iteration_seconds=iteration_seconds,
     iteration_error=error / iteration_seconds,
@@ -107,8 +113,8 @@ def measure(
 ) -> ChosenGamma:
   """Chooses the gamma for batches of one shape, and remembers it.
 
-  A few batches are decoded at a time, one group after another; few batches are
-  decoded repeatedly. `source` names what measures, for later reports.
+  Each trial decodes the next group of batches; if there are few, they are
+  decoded repeatedly. `source` is the command that measures, for later reports.
   """
   tried = tuple(
     gamma
@@ -186,7 +192,7 @@ def compile_for(
     )
     return output, measurement
 
-  # The first run of a program is slower: memory is laid out, caches are cold.
+  # Warm up: the first run of a program is slower.
   most = first.prompt.decoder_lengths + _NUM_WARM
   prompt = dataclasses.replace(first.prompt, max_lengths=most)
   few = dataclasses.replace(first, prompt=prompt)

@@ -9,8 +9,9 @@ from specdec_jax.theory import estimates
 from specdec_jax.theory.costs import Costs
 from specdec_jax.theory.speedup import MARGIN, predicted_speedup
 
-# A gamma is chosen only if the trials exclude, with 95% confidence (this normal
-# quantile), a loss of more than this share of plain decoding's speed.
+# A gamma is chosen only if a loss of more than this share of plain decoding's
+# speed is excluded with 95% confidence (this quantile of the normal
+# distribution).
 _LOSS = 0.05
 _QUANTILE = 1.645
 
@@ -22,13 +23,13 @@ class Trial:
   Attributes:
     gamma: drafted tokens per iteration; 0 is plain decoding.
     num_tokens: `[R]`, tokens of each row.
-    num_runs: `[R]`, target runs that gave them.
+    num_runs: `[R]`, target runs of each row.
     num_tested: `[R, gamma]`, how often the i-th drafted token was tested.
     num_accepted: `[R, gamma]`, how often it was accepted.
     fill_seconds: time of a row's prefill.
     iteration_seconds: time of an iteration, for all rows of a batch.
-    iteration_error: its standard error, as a share of it.
-    utilisation: mean share of a batch's rows that an iteration serves.
+    iteration_error: its relative standard error.
+    utilisation: mean share of a batch's rows that are active in an iteration.
   """
 
   gamma: int
@@ -49,7 +50,7 @@ class ChosenGamma:
   Attributes:
     gamma: 0 is plain decoding.
     sentence: the reasons.
-    tokens_per_second: of the gammas that were tried, which are keys as text.
+    tokens_per_second: by gamma, as text, of those that were tried.
     alpha: accepted / tested drafted tokens; None if none was tested.
     break_even: tokens per target run at which the gamma is as fast as plain
       decoding; 1 for gamma 0.
@@ -65,12 +66,12 @@ class ChosenGamma:
 def runs_with(trial: Trial, gamma: int) -> np.ndarray:
   """Counts target runs `[R]` that a trial would have needed with this `gamma`.
 
-  Assumes a drafter that would continue in the same way after an earlier end, as
-  models and copies do. Exact if `gamma + 1` divides the trial's; otherwise a
-  fraction of a run is counted where a whole draft was accepted.
+  Assumes that shorter drafts are beginnings of the longer ones, as those of
+  models and copies are. Exact if `gamma + 1` divides the trial's; otherwise a
+  run whose draft was fully accepted counts as a fraction of runs.
   """
-  # A run with A accepted tokens gave A + 1; shorter drafts, all accepted, give
-  # `gamma + 1` of them per run.
+  # A run with A accepted tokens gave A + 1 tokens; shorter drafts, if fully
+  # accepted, give `gamma + 1` tokens per run.
   # Of 10 runs with gamma 3, 6 accepted a first token, 4 a second, 1 a third:
   # `ended` is 4, 2, 3, 1 runs with 0, 1, 2, 3 accepted. With gamma 1 these need
   # 1, 1, 2, 2 runs each: 4 + 2 + 6 + 2 = 14.
@@ -86,10 +87,13 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   """Chooses the fastest gamma, or 0 if none is faster than plain decoding by a
   margin: the planner's, or the larger one that excludes a loss of 5%.
 
-  The rows with the longest drafts show how tokens per target run depend on
-  gamma (`runs_with`); all rows show how many tokens are accepted at all.
-  docs/design/measuring.md gives the reasons, and says when each trial stands
-  for itself. A batch has `batch_size` rows, and one trial has gamma 0.
+  Tokens per target run are extrapolated to other gammas from the rows with the
+  longest drafts (`runs_with`), scaled to what was accepted in all rows, unless
+  the trials disagree: see docs/design/measuring.md.
+
+  Args:
+    trials: one of them of gamma 0.
+    batch_size: rows per batch.
   """
   plain, *drafting = sorted(trials, key=lambda trial: trial.gamma)
   measured, speeds, costs = _speeds(plain, drafting, batch_size)
@@ -107,9 +111,10 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   )
   alpha = estimates.quotient(accepted, tested)
   num_rows = sum(trial.num_runs.size for trial in trials)
+  # The reasons, as a sentence.
   shown = [
-    f'{each:.1f} with gamma {tried}' if tried else f'plain {each:.1f}'
-    for tried, each in measured.items()
+    f'{speed:.1f} with gamma {gamma}' if gamma else f'plain {speed:.1f}'
+    for gamma, speed in measured.items()
   ]
   reasons = [f'{", ".join(shown)} tokens/s in {num_rows} rows']
   if alpha is not None:
@@ -124,7 +129,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
     gamma=best,
     sentence=f'gamma auto is {best or "0, plain decoding"}: '
     + '; '.join(reasons),
-    tokens_per_second={str(gamma): each for gamma, each in measured.items()},
+    tokens_per_second={str(gamma): speed for gamma, speed in measured.items()},
     alpha=alpha,
     break_even=costs.iteration_seconds(best) / costs.plain_seconds,
   )
@@ -133,7 +138,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
 def _speeds(
   plain: Trial, drafting: Sequence[Trial], batch_size: int
 ) -> tuple[dict[int, float], dict[int, float], Costs]:
-  """Computes speeds by gamma, measured and expected, and iterations' costs."""
+  """Returns measured and expected speeds by gamma, and costs of iterations."""
   trials = [plain, *drafting]
   costs = Costs(
     widths=[trial.gamma + 1 for trial in trials],
@@ -144,7 +149,7 @@ def _speeds(
   length = np.concatenate([trial.num_tokens for trial in trials]).mean()
 
   def speed(gamma: int, efficiency: float) -> float:
-    # Measurements, interpolated between the gammas that were tried.
+    # Interpolates measurements between the gammas that were tried.
     near = drafting if gamma else [plain]
     at = lambda values: np.interp(gamma, [t.gamma for t in near], values)
     ratio = costs.iteration_seconds(gamma) / costs.plain_seconds
@@ -153,17 +158,21 @@ def _speeds(
     seconds = length * costs.plain_seconds / pace / rows_at_work
     return float(length / (at([t.fill_seconds for t in near]) + seconds))
 
-  own = {
-    each.gamma: float(each.num_tokens.sum() / each.num_runs.sum())
-    for each in drafting
+  efficiencies = {
+    trial.gamma: float(trial.num_tokens.sum() / trial.num_runs.sum())
+    for trial in drafting
   }
-  measured = {gamma: speed(gamma, own.get(gamma, 1.0)) for gamma in (0, *own)}
+  measured = {0: speed(0, 1.0)}
+  for gamma, efficiency in efficiencies.items():
+    measured[gamma] = speed(gamma, efficiency)
   agreement = _agree(drafting)
   if agreement is False:
     return measured, measured, costs
-  considered = range(min(own), max(own) + 1) if agreement else own
+  considered: Iterable[int] = efficiencies
+  if agreement:
+    considered = range(min(efficiencies), max(efficiencies) + 1)
   expected = _efficiencies(drafting, considered)
-  speeds = {gamma: speed(gamma, each) for gamma, each in expected.items()}
+  speeds = {gamma: speed(gamma, value) for gamma, value in expected.items()}
   return measured, measured | speeds, costs
 
 
@@ -175,10 +184,10 @@ def _efficiencies(
   tokens = widest.num_tokens.sum()
   shape = lambda gamma: float(tokens / runs_with(widest, gamma).sum())
   accepted = sum(int((t.num_tokens - t.num_runs).sum()) for t in trials)
-  promised = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
+  predicted = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
   # If 90 tokens were accepted in all trials where the longest drafts predict
   # 100, 0.9 of what they predict is expected of every gamma.
-  level = accepted / promised if promised else 1.0
+  level = accepted / predicted if predicted else 1.0
   return {gamma: 1 + level * (shape(gamma) - 1) for gamma in gammas}
 
 
@@ -198,16 +207,20 @@ def _error(plain: Trial, drafting: Sequence[Trial]) -> float:
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:
-  """Tells whether each trial's tokens per target run agree, within confidence
-  intervals, with those expected from the longest drafts; None without any."""
+  """Returns whether each trial's tokens per target run agree, within confidence
+  intervals, with those expected from the longest drafts; None if there are no
+  intervals."""
   widest = trials[-1]
   for trial in trials[:-1]:
-    found, its = estimates.ratio(trial.num_tokens, trial.num_runs)
+    measured, interval = estimates.ratio(trial.num_tokens, trial.num_runs)
     runs = runs_with(widest, trial.gamma)
-    promised, theirs = estimates.ratio(widest.num_tokens, runs)
-    if its is None or theirs is None:
+    predicted, predicted_interval = estimates.ratio(widest.num_tokens, runs)
+    if interval is None or predicted_interval is None:
       return None
-    # Compares the distance with both half intervals, whose squares add up.
-    if abs(found - promised) > np.hypot(found - its[0], promised - theirs[0]):
+    # Squares of the half intervals add up.
+    tolerance = np.hypot(
+      measured - interval[0], predicted - predicted_interval[0]
+    )
+    if abs(measured - predicted) > tolerance:
       return False
   return True

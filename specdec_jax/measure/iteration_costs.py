@@ -1,4 +1,4 @@
-"""What an iteration's parts cost on this device."""
+"""Times the parts of an iteration on this device."""
 
 import dataclasses
 import functools
@@ -12,29 +12,28 @@ from specdec_jax.base import Array, Drafter, Params, Prompt
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import loops as loops_lib
 from specdec_jax.measure import stopwatch
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure.loops import CompiledLoop
 from specdec_jax.models.products import MOST_BY_TILES
 from specdec_jax.theory.costs import per_token, widths_to_time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostPrograms:
-  """An iteration's parts, compiled, to be timed in turns with each other or
-  with anything else.
+  """An iteration's parts, compiled, to be timed in turns.
 
   Attributes:
-    sides: short decodes by width, and of the drafter, each with its launch.
-    widths: of target calls.
+    loops: short decodes, by width and `drafted`, and their launches.
+    widths: numbers of positions of target calls.
     proposals: of `stopwatch.propose_programs`, by gamma.
-    extend: the widest target call by itself, without sampling, verification and
-      the loop around it.
-    is_short: whether iterations may score one position, so that the mean
-      iteration says nothing of the loop.
+    extend: the widest target call alone, without sampling, verification and
+      the loop.
+    is_short: whether iterations may have no draft, so that the cost of the loop
+      cannot be computed from the mean iteration.
   """
 
-  sides: Mapping[Hashable, Side]
+  loops: Mapping[Hashable, CompiledLoop]
   widths: Sequence[int]
   proposals: Mapping[int, Sequence[stopwatch.Repeated]]
   extend: stopwatch.Repeated
@@ -42,27 +41,27 @@ class CostPrograms:
 
   @property
   def programs(self) -> dict[Hashable, Callable[[], Any]]:
-    """Lists what `stopwatch.alternate` is to time, by name."""
+    """Returns the programs for `stopwatch.alternate`, by name."""
     drafts: dict[Hashable, Callable[[], Any]] = {
-      ('draft', gamma, i): each
-      for gamma, made in self.proposals.items()
-      for i, each in enumerate(made)
+      ('draft', gamma, i): program
+      for gamma, programs in self.proposals.items()
+      for i, program in enumerate(programs)
     }
-    return {'extend': self.extend, **sides_lib.calls(self.sides), **drafts}
+    return {'extend': self.extend, **loops_lib.calls(self.loops), **drafts}
 
   def costs(
     self,
     seconds: Mapping[Hashable, np.ndarray],
     results: Mapping[Hashable, DecodeState],
   ) -> dict[str, Any]:
-    """Returns the fields of `theory.costs.Costs` but `c_hat`, in seconds, from
-    what `stopwatch.alternate` returned.
+    """Computes costs from what `stopwatch.alternate` returned.
 
-    And `extend_seconds`, beside which `target_seconds` are with sampling,
-    verification and the loop; `iteration_seconds` of one with a draft, None
-    where that varies; and `turn_seconds`, lists of each decode by its name.
+    Returns the fields of `theory.costs.Costs` except `c_hat`, in seconds;
+    `extend_seconds` of a target call alone, while `target_seconds` include
+    sampling, verification and the loop; `iteration_seconds` with a draft, None
+    if iterations vary; and `turn_seconds`, lists by the name of a decode.
     """
-    timed = sides_lib.timed(self.sides, seconds, results)
+    timed = loops_lib.timed(self.loops, seconds, results)
 
     def median(name: Hashable) -> float:
       return float(np.median(timed[name].seconds))
@@ -71,9 +70,12 @@ class CostPrograms:
       state = timed[name].states[0]
       num_iterations = int(state.statistics.num_target_runs.max())
       decode, launch = median(name), median(('launch', name))
-      # Of very few turns a launch may be the one that the machine held up.
-      return (decode - launch if launch < decode else decode) / num_iterations
+      # With very few turns, a delayed launch may seem longer than the decode.
+      if launch < decode:
+        return (decode - launch) / num_iterations
+      return decode / num_iterations
 
+    # Seconds of drafts by gamma, and of target calls by width.
     propose = {
       gamma: stopwatch.propose_seconds(
         programs, [seconds['draft', gamma, i] for i in range(len(programs))]
@@ -83,8 +85,8 @@ class CostPrograms:
     target = [iteration(width) for width in self.widths]
     max_gamma = max(propose)
     first, last = propose[1], propose[max_gamma]
-    # What is left of a drafted iteration when its draft and its scoring are
-    # taken away; a noisy machine may leave less than nothing.
+    # The loop itself: a drafted iteration less its draft and its target call;
+    # on a noisy machine the difference may be negative.
     scoring = target[self.widths.index(max_gamma + 1)]
     drafted = iteration('drafted')
     beyond = drafted - last - scoring
@@ -102,7 +104,7 @@ class CostPrograms:
       'extend_seconds': extend / self.extend.num_calls,
       'iteration_seconds': None if self.is_short else drafted,
       'turn_seconds': {
-        name: timed[side].turns.tolist() for name, side in turns.items()
+        name: timed[loop].turns.tolist() for name, loop in turns.items()
       },
     }
 
@@ -116,33 +118,37 @@ def cost_programs(
   drafters: Mapping[int, Drafter],
   max_len: int,
   widths: Sequence[int] | None = None,
-  plain: Side | None = None,
+  plain: CompiledLoop | None = None,
 ) -> CostPrograms:
-  """Compiles an iteration's parts for one batch. Prefill and buffers of all are
-  those of the longest draft.
+  """Compiles an iteration's parts for one batch.
+
+  All share the prefill and the buffer sizes of the longest draft.
 
   Args:
-    params: this, `rng_key`, `prompt`, `max_len` as for `speculative.generate`.
+    params: weights.
+    rng_key: as for `speculative.generate`, like `prompt` and `max_len`.
+    prompt: the batch.
     method: all but the drafter.
     drafters: the same drafter by gamma, 1 and the largest among them.
+    max_len: the size of buffers.
     widths: of target calls, from 1 to gamma + 1; None: `costs.widths_to_time`,
-      and on a CPU those about which the time steps.
-    plain: plain decoding of the same batch, which may be faster in another
-      dtype; None means the target's own.
+      and on a CPU the widths where another implementation of products begins.
+    plain: plain decoding of the same batch, perhaps in a faster dtype; None:
+      in the target's dtype.
   """
   max_gamma = max(drafters)
   if widths is None:
-    chosen = {*widths_to_time(max_gamma)}
+    width_set = {*widths_to_time(max_gamma)}
     if jax.default_backend() == 'cpu':
       step = MOST_BY_TILES // prompt.decoder_lengths.size
-      chosen |= {step, step + 1} & {*range(1, max_gamma + 1)}
-    widths = [*chosen]
+      width_set |= {step, step + 1} & {*range(1, max_gamma + 1)}
+    widths = [*width_set]
   widths = sorted(widths)
   method = dataclasses.replace(method, drafter=drafters[max_gamma])
   args = params, rng_key, [prompt]
-  plain = plain or sides_lib.plain_side(*args, method=method, max_len=max_len)
-  drafted = sides_lib.speculative_side(*args, method=method, max_len=max_len)
-  state = sides_lib.shorten(drafted.states[0])
+  plain = plain or loops_lib.plain_loop(*args, method=method, max_len=max_len)
+  drafted = loops_lib.speculative_loop(*args, method=method, max_len=max_len)
+  state = loops_lib.shorten(drafted.states[0])
   extend = stopwatch.repeated(
     params, state, target=method.target, width=widths[-1]
   )
@@ -153,7 +159,7 @@ def cost_programs(
     for gamma, drafter in sorted(drafters.items())
   }
   return CostPrograms(
-    sides=_short_decodes(plain, drafted, widths),
+    loops=_short_decodes(plain, drafted, widths),
     widths=widths,
     proposals=proposals,
     extend=extend,
@@ -162,28 +168,27 @@ def cost_programs(
 
 
 def _short_decodes(
-  plain: Side, drafted: Side, widths: Sequence[int]
-) -> dict[Hashable, Side]:
-  """Compiles decodes of a few tokens, plain ones as width 1, drafted ones, and
-  those that score as many positions as each other width; each with its launch.
-  """
+  plain: CompiledLoop, drafted: CompiledLoop, widths: Sequence[int]
+) -> dict[Hashable, CompiledLoop]:
+  """Compiles decodes of a few tokens: plain as width 1, `drafted`, and target
+  calls of each further width; and the launches of them all."""
   method = drafted.program.method
   vocab_size = method.target.vocab_size
   propose = functools.partial(
     speculative.propose, drafter=method.drafter, vocab_size=vocab_size
   )
   draft, _ = jax.eval_shape(propose, drafted.params, drafted.states[0])
-  # Verification costs more where drafts have distributions.
+  # Verification costs more if drafts have distributions.
   full = functools.partial(
-    sides_lib.full_width_side,
+    loops_lib.full_width_loop,
     drafted,
     vocab_size=None if draft.probs is None else vocab_size,
   )
-  sides: dict[Hashable, Side] = {1: plain, 'drafted': drafted}
-  sides |= stopwatch.together(
+  loops: dict[Hashable, CompiledLoop] = {1: plain, 'drafted': drafted}
+  loops |= stopwatch.together(
     {width: functools.partial(full, width - 1) for width in widths[1:]}
   )
-  sides = {name: sides_lib.shortened(side) for name, side in sides.items()}
-  return sides | {
-    ('launch', name): sides_lib.finished(side) for name, side in sides.items()
+  loops = {name: loops_lib.shortened(loop) for name, loop in loops.items()}
+  return loops | {
+    ('launch', name): loops_lib.finished(loop) for name, loop in loops.items()
   }

@@ -1,4 +1,4 @@
-"""Whether two decodes of the same prompts gave the same tokens."""
+"""Compares the tokens of two decodes of the same prompts."""
 
 import dataclasses
 import functools
@@ -18,31 +18,39 @@ def sameness(
   target: LanguageModel,
   params: Params,
   expected: Sequence[DecodeState],
-  found: Sequence[DecodeState],
+  compared: Sequence[DecodeState],
 ) -> dict[str, object]:
-  """Says whether both sides decoded the same tokens, and if not, how near the
-  miss was: the margin of plain decoding's token at the first difference, in
-  logits that were processed.
+  """Compares final states with those of plain decoding.
 
-  Given are the plain side's params, where it ended, one state per batch, and
-  where the other did. Margins are None where there are none: a row that only
-  ends earlier than the other has no such token.
+  At the first difference of a row, the margin is the processed logit of plain
+  decoding's token less that of the other token. A row that only ends earlier
+  has no margin.
+
+  Args:
+    target: of plain decoding.
+    params: of plain decoding.
+    expected: final states of plain decoding, one per batch.
+    compared: the states to compare, one per batch.
   """
-  margins, num_divergent = [], 0
-  for state, other in zip(expected, found, strict=True):
-    # Tokens beyond a row's length are whatever was left there.
-    a, b = jax.device_get((state.context, other.context))
-    for row in range(a.lengths.size):
-      length = min(a.lengths[row], b.lengths[row])
-      differs = a.tokens[row, :length] != b.tokens[row, :length]
-      num_divergent += bool(differs.any() or a.lengths[row] != b.lengths[row])
+  margins = []
+  num_divergent = 0
+  for state, compared_state in zip(expected, compared, strict=True):
+    # Tokens beyond a row's length do not count.
+    first, second = jax.device_get((state.context, compared_state.context))
+    for row in range(first.lengths.size):
+      length = min(first.lengths[row], second.lengths[row])
+      differs = first.tokens[row, :length] != second.tokens[row, :length]
+      num_divergent += bool(
+        differs.any() or first.lengths[row] != second.lengths[row]
+      )
       if differs.any():
-        # Plain decoding said `ours` where the other said `theirs`; both follow
-        # the same tokens, so that plain decoding's logits judge them.
+        # Both tokens follow the same text, so that plain decoding's logits
+        # apply to both.
         position = int(differs.argmax())
         logits = _logits_after(target, params, state, np.int32(position))[row]
-        ours, theirs = a.tokens[row, position], b.tokens[row, position]
-        margins.append(float(logits[ours] - logits[theirs]))
+        token = first.tokens[row, position]
+        other_token = second.tokens[row, position]
+        margins.append(float(logits[token] - logits[other_token]))
   return {
     'identical': not num_divergent,
     'num_divergent_rows': num_divergent,
@@ -56,10 +64,10 @@ def sameness(
 def _logits_after(
   target: LanguageModel, params: Params, state: DecodeState, position: Array
 ) -> Array:
-  """Returns processed logits `[B, V]` of what follows `position` tokens; a mask
-  of a grammar has no part in margins."""
-  # The cache holds all of the text: rewound to one token before `position`, it
-  # is fed that token again, and gives what follows it.
+  """Returns processed logits `[B, V]` after `position` tokens, without the mask
+  of a grammar."""
+  # The cache, which holds the whole text, is rewound by one token more, and
+  # that token is fed again for its logits.
   lengths = jnp.full_like(state.context.lengths, position)
   last = arrays.read_block(state.context.tokens, lengths - 1, 1)
   cache = target.rewind(state.target_cache, lengths - 1)

@@ -1,4 +1,4 @@
-"""Times on the device at hand: whole decodes, target calls and drafts.
+"""Times on this device: decodes, target calls and drafts.
 
 Programs are compiled before they are timed, run once to warm up, and timed in
 alternation, so that a drift of the machine's speed falls on all of them alike.
@@ -30,49 +30,56 @@ from specdec_jax.launch import progress
 from specdec_jax.sampling import keys
 
 Name = TypeVar('Name', bound=Hashable)
-Made = TypeVar('Made')
+Result = TypeVar('Result')
 # The target's cache, the drafter's state and the last tokens.
 _Carry = tuple[Any, Any, jax.Array]
 
 
-def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
-  """Compiles by calls, one thread per core; nothing can be timed meanwhile."""
+def together(calls: Mapping[Name, Callable[[], Result]]) -> dict[Name, Result]:
+  """Runs calls that compile, one thread per core; time nothing meanwhile."""
 
-  def work() -> dict[Name, Made]:
+  def work() -> dict[Name, Result]:
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       pending = {name: pool.submit(call) for name, call in calls.items()}
-      return {name: each.result() for name, each in pending.items()}
+      return {name: future.result() for name, future in pending.items()}
 
   return progress.interruptible(work)
 
 
 def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-  """Calls a function: its result, ready, and the seconds until it was."""
+  """Calls a function; returns its result, when it is ready, and the seconds."""
   started = time.perf_counter()
   result = jax.block_until_ready(function(*args))
   return result, time.perf_counter() - started
 
 
 def alternate(
-  programs: Mapping[Name, Callable[[], Made]],
+  programs: Mapping[Name, Callable[[], Result]],
   repeats: int,
   *,
   warm_up: Collection[Name] | None = None,
   title: str = '',
-) -> tuple[dict[Name, np.ndarray], dict[Name, Made]]:
-  """Runs each program `repeats` times, in turns, after one run of each of
-  `warm_up`, None meaning all, with a bar if that has a `title`. Returns seconds
-  by program, float64 `[repeats]`, and the results of the last runs."""
+) -> tuple[dict[Name, np.ndarray], dict[Name, Result]]:
+  """Runs each program `repeats` times, in turns.
+
+  Args:
+    programs: by name.
+    repeats: timed runs of each.
+    warm_up: names of programs to run once before; None: all.
+    title: of a progress bar; empty for none.
+
+  Returns seconds by program, float64 `[repeats]`, and the results of the last
+  runs.
+  """
   seconds: dict[Name, list[float]] = {name: [] for name in programs}
-  results: dict[Name, Made] = {}
+  results: dict[Name, Result] = {}
   first = list(programs if warm_up is None else warm_up)
   num_runs = len(first) + repeats * len(programs)
   with progress.bar(title, num_runs, is_shown=bool(title)) as bar:
     for name in first:
       run_seconds(programs[name])
       bar.advance(1)
-    # Of programs a and b in three repeats, a b a b a b: what slows the machine
-    # for a while slows both.
+    # The order of a and b is a b a b a b, so that a slower machine slows both.
     for _ in range(repeats):
       for name, program in programs.items():
         results[name], elapsed = run_seconds(program)
@@ -88,13 +95,18 @@ def always_full(
   may_abstain: bool = False,
   tree: Tree | None = None,
 ) -> Drafter:
-  """Proposes gamma copies of the last token, at no cost: an iteration costs one
-  target call over gamma + 1 positions, with gamma 0 a plain step.
+  """A drafter that proposes gamma copies of the last token, at no cost.
 
-  With `vocab_size` drafts have a distribution, all of it on their tokens, so
-  that verification costs what it does with a draft model. With `may_abstain`
-  the loop is that of a drafter that may have no draft; its params, a bool
-  scalar, say whether this one has any. Trees have gamma nodes.
+  An iteration costs a target call over gamma + 1 positions: with gamma 0, a
+  plain step.
+
+  Args:
+    gamma: tokens of a draft, or nodes of a tree.
+    vocab_size: makes drafts have a distribution, one-hot, so that verification
+      costs as much as with a draft model; None: no distribution.
+    may_abstain: makes the loop that of a drafter that may have no draft. The
+      params of this one, a bool scalar, say whether it drafts.
+    tree: the shape of the draft; None for a chain.
   """
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
@@ -123,15 +135,16 @@ def always_full(
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """A compiled loop, from a number of calls to an array, timed as a whole."""
+  """A compiled loop over calls, timed as one: from a number of calls to an
+  array."""
 
   program: Callable[[int], jax.Array]
   num_calls: int
 
   @property
   def launch(self) -> 'Repeated':
-    """The same without a call: what a program does once, such as converting
-    weights, which a decode pays once for all of its iterations."""
+    """The same loop with 0 calls: what a program does once per decode, such as
+    converting weights."""
     return Repeated(self.program, 0)
 
   def __call__(self) -> jax.Array:
@@ -147,28 +160,28 @@ def repeated(
   drafter: Drafter | None = None,
 ) -> Repeated:
   """Compiles a loop of drafts (`target` None), of target calls over `width`
-  positions (`drafter` None), or of both, from a state that has not ended; it
-  runs for about a tenth of a second."""
+  positions (`drafter` None), or of both, that runs for about 0.1 seconds. No
+  row of `state` has ended."""
 
-  # What a loop's body does not depend on, or whose result nobody needs, the
-  # compiler moves out or deletes. So the context's length wavers by one token,
-  # and the target reads what depends on its last logits.
+  # The compiler would hoist what does not change in the loop, and delete what
+  # is not used. So the context's length alternates between two values, and the
+  # target's input depends on its last logits.
   def propose(params: Params, state: DecodeState, i: jax.Array, carry: _Carry):
     assert drafter is not None
-    cache, own, last = carry
-    wavering = jnp.maximum(state.context.lengths - i % 2, 1)
-    draft_keys, _ = keys.iteration_keys(state.row_keys, wavering + i)
-    draft, after = drafter.propose(
+    cache, drafter_state, last = carry
+    lengths = jnp.maximum(state.context.lengths - i % 2, 1)
+    draft_keys, _ = keys.iteration_keys(state.row_keys, lengths + i)
+    draft, drafter_state = drafter.propose(
       params.drafter,
       draft_keys,
-      dataclasses.replace(state.context, lengths=wavering),
-      own,
+      dataclasses.replace(state.context, lengths=lengths),
+      drafter_state,
       *((cache,) if drafter.reads_target_cache else ()),
     )
     last = jnp.where(jnp.sum(draft.tokens, axis=1) < 0, 0, last)
     if draft.probs is not None:
       last = jnp.where(jnp.max(draft.probs, axis=(1, 2)) > 2, 0, last)
-    return cache, after, last
+    return cache, drafter_state, last
 
   def calls(params: Params, state: DecodeState, num_calls: jax.Array):
     lengths = state.context.lengths
@@ -178,19 +191,19 @@ def repeated(
         carry = propose(params, state, i, carry)
       if target is None:
         return carry
-      cache, own, last = carry
+      cache, drafter_state, last = carry
       # `[B, width]`: the last token of a row in all of its positions.
       tokens = jnp.broadcast_to(last[:, None], (last.size, width))
       cache = target.rewind(cache, lengths - 1)
       logits, cache = target.extend(params.target, tokens, cache)
-      return cache, own, arrays.argmax(logits[:, -1])
+      return cache, drafter_state, arrays.argmax(logits[:, -1])
 
     start = (state.target_cache, state.drafter_state, jnp.zeros_like(lengths))
     return jax.lax.fori_loop(0, num_calls, body, start)[2]
 
   compiled = jax.jit(calls).lower(params, state, jnp.int32(1)).compile()
-  # A number of calls that is data, not a constant: one program for the launch,
-  # for the rehearsal and for what is timed.
+  # The number of calls is an argument: one program serves the launch, the
+  # warm-up and the timed runs.
   program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
   run_seconds(program, 1)
   _, seconds = run_seconds(program, 4)
@@ -205,15 +218,15 @@ def propose_programs(
   target: LanguageModel,
   calls: Mapping[int, Repeated] | None = None,
 ) -> tuple[Repeated, ...]:
-  """Compiles what to time for `propose_seconds`, before each its launch;
-  `calls` are target calls by width, compiled already."""
-  # A drafter with weights is timed between target calls, of which as many are
-  # timed without it: a small draft model alone would find its weights in the
-  # processor's caches.
+  """Compiles the programs of `propose_seconds`, each after its launch; `calls`
+  are target calls by width that are compiled already."""
+  # A drafter with weights is timed between target calls, and the same calls
+  # are timed without it: alone, the weights of a small draft model would stay
+  # in the processor's caches.
   compiled = functools.partial(repeated, params, state)
   if not jax.tree.leaves(params.drafter):
-    own = compiled(target=None, drafter=drafter)
-    return own.launch, own
+    program = compiled(target=None, drafter=drafter)
+    return program.launch, program
   width = drafter.gamma + 1
   alone = (calls or {}).get(width) or compiled(target=target, width=width)
   both = compiled(target=target, width=width, drafter=drafter)
@@ -223,15 +236,17 @@ def propose_programs(
 def propose_seconds(
   programs: Sequence[Repeated], seconds: Sequence[np.ndarray]
 ) -> float:
-  """Returns median seconds of one `propose`, from those of the runs of
-  `propose_programs`, float64 `[repeats]` each; 0 without any."""
+  """Returns the median seconds of one `propose`, from the times of
+  `propose_programs`, float64 `[repeats]` each; 0 without programs."""
   if not programs:
     return 0.0
-  # Pairs of a launch and the same with calls: `alone`, then `both`. A draft is
-  # what `both` takes beyond `alone`, per call.
-  each = [
+  # Pairs of a launch and the same with calls: `alone`, then `both`. The
+  # difference of the two, per call, is a draft.
+  differences = [
     (seconds[i + 1] - seconds[i]) / programs[i + 1].num_calls
     for i in range(0, len(programs), 2)
   ]
-  added = each[-1] if len(each) == 1 else each[1] - each[0]
-  return max(float(np.median(added)), 0.0)
+  draft = differences[-1]
+  if len(differences) > 1:
+    draft = differences[1] - differences[0]
+  return max(float(np.median(draft)), 0.0)

@@ -1,4 +1,4 @@
-"""What `bench` and `calibrate` time: a decoder, and plain ones beside it."""
+"""Decoders that `bench` and `calibrate` time: the given one, and plain ones."""
 
 import dataclasses
 import functools
@@ -14,9 +14,9 @@ from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.launch import platforms, progress
-from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import loops as loops_lib
 from specdec_jax.measure.benchmark import Figures
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure.loops import CompiledLoop
 from specdec_jax.text.prompts import Batch
 
 
@@ -33,33 +33,36 @@ class Placed:
 
   @property
   def args(self) -> tuple[Params, jax.Array, list[Prompt]]:
-    """What all of `measure` begins with."""
+    """The first arguments of the functions in `measure`."""
     return self.params, self.rng_key, self.prompts
 
-  def plain_sides(
+  def plain_loops(
     self, dtypes: Collection[str], num_batches: int | None = None
-  ) -> dict[str, Side]:
+  ) -> dict[str, CompiledLoop]:
     """Compiles plain decoding of the first batches in several dtypes."""
-    decoder, own = self.decoder, self.decoder.model.dtype
-    # `decoder.method` may show a rule the target at another temperature.
+    decoder, target_dtype = self.decoder, self.decoder.model.dtype
+    # `decoder.method` may have the target's probabilities at another
+    # temperature, for its rule.
     to_probs = decoder.sampling.to_probs(decoder.target_info.vocab_size)
     method = dataclasses.replace(decoder.method, logits_to_probs=to_probs)
-    sides = {}
-    for dtype in sorted({*dtypes, own}):
+    loops = {}
+    for dtype in sorted({*dtypes, target_dtype}):
       target, params = decoder.target, self.params
-      # All sides share the decoder's method: only weights and caches differ.
-      if dtype != own:
-        other = plain(decoder, dtype)
-        target = other.target
-        params = running.place(other.params, self.num_devices, is_batch=False)
-      sides[dtype] = sides_lib.plain_side(
+      # All loops share the method: only weights and caches differ.
+      if dtype != target_dtype:
+        plain_decoder = plain(decoder, dtype)
+        target = plain_decoder.target
+        params = running.place(
+          plain_decoder.params, self.num_devices, is_batch=False
+        )
+      loops[dtype] = loops_lib.plain_loop(
         params,
         self.rng_key,
         self.prompts[:num_batches],
         method=dataclasses.replace(method, target=target),
         max_len=self.max_len,
       )
-    return sides
+    return loops
 
 
 def plain(decoder: Decoder, dtype: str) -> Decoder:
@@ -90,18 +93,18 @@ def place(
 def configuration(
   flags: Figures, choice: DrafterChoice, decoder: Decoder
 ) -> Figures:
-  """Returns the settings of a run, for its report: `flags` by their names, the
-  drafter that was chosen, and the decoder, of gamma 0 perhaps."""
+  """Returns the settings of a run for its report: flags by name, the config of
+  the drafter, and those of the decoder, whose gamma may be 0."""
   names = (
     *('verification', 'seed', 'batch_size'),
     *('num_devices', 'max_new_tokens', 'repeats'),
     *('dtype', 'weights', 'cache_dtype', *options_of(Sampling)),
   )
-  # `sequence_bias` has tuples as keys, which JSON cannot say.
-  say = lambda value: str(value) if isinstance(value, dict) else value
+  # `sequence_bias` has tuples as keys, which JSON does not allow.
+  as_json = lambda value: str(value) if isinstance(value, dict) else value
   # A rule with options is a partial; its keywords are the options.
   of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
-  return {name: say(flags[name]) for name in names} | {
+  return {name: as_json(flags[name]) for name in names} | {
     'model': decoder.model.checkpoint,
     'drafter': shown(choice),
     'draft_dtype': flags['draft_dtype'] or flags['dtype'],

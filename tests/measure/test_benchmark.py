@@ -16,8 +16,8 @@ from specdec_jax.base import Grammar, Params
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.rates import Counts
-from specdec_jax.measure import benchmark, sameness, sides
-from specdec_jax.measure.sides import Timed
+from specdec_jax.measure import benchmark, loops, sameness
+from specdec_jax.measure.loops import Timed
 from specdec_jax.sampling import logits
 from tests import toy
 
@@ -28,7 +28,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
   target = toy.compiled(toy.llama(V, num_layers=1))
   config = toy.llama_config(V, num_layers=1)
   params = Params(toy.llama_params(config, seed=0))
-  side = sides.plain_side(
+  loop = loops.plain_loop(
     params,
     jax.random.key(0),
     [toy.prompt([[1, 2, 3], [4]])],
@@ -39,7 +39,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     ),
     max_len=MAX_LEN,
   )
-  (state,) = side.decode()
+  (state,) = loop.decode()
   position = 6
   found = sameness._logits_after(target, params, state, position)
   for row in range(2):
@@ -65,7 +65,7 @@ def test_margins_are_of_logits_that_were_processed():
   told = Processing(logit_bias={5: 9.0}, frequency_penalty=0.5)
   process = processing.packer([told] * 2, eos_ids=[], vocab_size=V)
   prompt = toy.prompt([[1, 2, 3], [4]], max_lengths=[MAX_LEN] * 2)
-  side = sides.plain_side(
+  loop = loops.plain_loop(
     params,
     jax.random.key(0),
     [process(range(2), jax.tree.map(np.asarray, prompt))],
@@ -76,7 +76,7 @@ def test_margins_are_of_logits_that_were_processed():
     ),
     max_len=MAX_LEN,
   )
-  (state,) = side.decode()
+  (state,) = loop.decode()
   assert state.context.tokens[0, 3:7].tolist() == [5] * 4
   # Of the mask of a grammar that allows nothing, no margin would be left.
   grammar = Grammar(
@@ -85,7 +85,7 @@ def test_margins_are_of_logits_that_were_processed():
     guesses=np.zeros((2, 2), np.int32),
     states=np.ones(2, np.int32),
   )
-  # At position 6 the other side said 7, after three 5s that count.
+  # At position 6 the other loop said 7, after three 5s that count.
   tokens = state.context.tokens.at[0, 6].set(7)
   expected, other = (
     dataclasses.replace(state, context=state.context.replace(**changes))
@@ -122,12 +122,12 @@ def test_margins_are_plain_decodings_whose_cache_may_be_of_another_kind():
     for each in (target, other)
   )
   prompts = [toy.prompt([[1, 2, 3], [4]])]
-  side = sides.plain_side(*args, prompts, method=plain, max_len=MAX_LEN)
+  loop = loops.plain_loop(*args, prompts, method=plain, max_len=MAX_LEN)
   way = benchmark.drafted(
-    sides.speculative_side(*args, prompts, method=method, max_len=MAX_LEN)
+    loops.speculative_loop(*args, prompts, method=method, max_len=MAX_LEN)
   )
   found = benchmark.compare(
-    {'': way}, plain=side, baseline=side, repeats=1, expected=side
+    {'': way}, plain=loop, baseline=loop, repeats=1, expected=loop
   )['']
   assert found['num_divergent_rows'] == 2
   # What the other took for the likeliest is the least likely of all.

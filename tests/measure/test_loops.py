@@ -10,7 +10,7 @@ from experiments import common
 from specdec_jax import drafters, verification
 from specdec_jax.base import Grammar, Params
 from specdec_jax.decoding.method import Method
-from specdec_jax.measure import iteration_costs, sides, stopwatch
+from specdec_jax.measure import iteration_costs, loops, stopwatch
 from specdec_jax.sampling import logits
 from tests import toy
 
@@ -40,16 +40,16 @@ def method_of(gamma):
   return dataclasses.replace(PLAIN, drafter=drafter(gamma))
 
 
-def side_of(args, gamma):
-  return sides.speculative_side(*args, method=method_of(gamma), max_len=MAX_LEN)
+def loop_of(args, gamma):
+  return loops.speculative_loop(*args, method=method_of(gamma), max_len=MAX_LEN)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('gamma', [1, 3])
 def test_a_shared_prefill_changes_nothing(args, gamma):
   methods = {each: method_of(each) for each in (gamma, 5)}
-  made = common.speculative_sides(*args, methods=methods, max_len=MAX_LEN)
-  shared, own = made[gamma], side_of(args, gamma)
+  made = common.speculative_loops(*args, methods=methods, max_len=MAX_LEN)
+  shared, own = made[gamma], loop_of(args, gamma)
   [one], [other] = shared.on(args[2]).decode(), own.decode()
   np.testing.assert_array_equal(one.context.tokens, other.context.tokens)
   jax.tree.map(np.testing.assert_array_equal, one.statistics, other.statistics)
@@ -57,9 +57,9 @@ def test_a_shared_prefill_changes_nothing(args, gamma):
   assert not one.statistics.num_short_runs.any()
 
 
-def test_a_finished_side_runs_no_iteration(args):
-  side = side_of(args, 2)
-  [state] = sides.finished(side).decode()
+def test_a_finished_loop_runs_no_iteration(args):
+  loop = loop_of(args, 2)
+  [state] = loops.finished(loop).decode()
   assert not state.statistics.num_target_runs.any()
   np.testing.assert_array_equal(state.context.lengths, [3, 1])
 
@@ -114,11 +114,11 @@ def test_both_kinds_of_iteration_are_timed_in_one_program(args, has_grammar):
   prompts = [prompt.replace(grammar=in_turns() if has_grammar else None)]
   copying = drafters.prompt_lookup(gamma=2)
   method = dataclasses.replace(PLAIN, drafter=copying)
-  side = sides.speculative_side(
+  loop = loops.speculative_loop(
     *weights, prompts, method=method, max_len=MAX_LEN
   )
-  full = sides.full_width_side(side)
-  without = sides.without_drafts(full)
+  full = loops.full_width_loop(loop)
+  without = loops.without_drafts(full)
   assert full.run is without.run
   [drafted], [undrafted] = full.decode(), without.decode()
   assert not drafted.statistics.num_short_runs.any()

@@ -1,4 +1,4 @@
-"""Ways of decoding some prompts, compiled, to be timed against each other."""
+"""Compiled decoding loops, to be timed against each other."""
 
 import dataclasses
 import functools
@@ -25,15 +25,16 @@ _NUM_TIMED_TOKENS = 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Side:
-  """One way of decoding, compiled, and its states after the prefill.
+class CompiledLoop:
+  """A compiled decoding loop, with its params and states after the prefill.
 
   Attributes:
-    program: what it was compiled of.
-    run: `(params, state) -> state`, compiled, whose `params` these are.
-    states: one per batch.
-    prefill: from a batch of the same shape to its state, compiled.
-    compile_seconds: of loop and prefill, unless that is another side's.
+    program: the program before compilation.
+    run: the compiled loop, `(params, state) -> state`.
+    params: weights.
+    states: one per batch, after the prefill.
+    prefill: the compiled prefill, from a batch of the same shape to its state.
+    compile_seconds: of the loop, and of the prefill unless it is shared.
     prefill_seconds: of all batches, warm.
   """
 
@@ -49,7 +50,7 @@ class Side:
     """Decodes every batch."""
     return [self.run(self.params, state) for state in self.states]
 
-  def on(self, prompts: Sequence[Prompt]) -> 'Side':
+  def on(self, prompts: Sequence[Prompt]) -> 'CompiledLoop':
     """Returns the same for other batches of the shape."""
     states, seconds = stopwatch.run_seconds(
       lambda: [self.prefill(prompt) for prompt in prompts]
@@ -57,7 +58,7 @@ class Side:
     return dataclasses.replace(self, states=states, prefill_seconds=seconds)
 
 
-def compile_side(
+def compile_loop(
   params: Params,
   rng_key: Array,
   prompts: Sequence[Prompt],
@@ -65,7 +66,7 @@ def compile_side(
   method: Method,
   max_len: int,
   is_plain: bool,
-) -> Side:
+) -> CompiledLoop:
   """Compiles prefill and loop for prompts of one shape, and prefills them."""
   program = Program(
     method=method,
@@ -77,11 +78,11 @@ def compile_side(
   prefill, prefill_seconds = program.prefill.compile(
     params, rng_key, prompts[0]
   )
-  # What the loop is compiled for. Its own prefill is not timed: those of `on`
-  # are later, and warm.
+  # The loop is compiled for this state. This first prefill is not timed; those
+  # of `on` are warm.
   first = jax.block_until_ready(prefill(params, rng_key, prompts[0]))
   run, run_seconds = program.run.compile(params, first)
-  return Side(
+  return CompiledLoop(
     program=program,
     run=run,
     params=params,
@@ -92,43 +93,48 @@ def compile_side(
   ).on(prompts)
 
 
-plain_side = functools.partial(compile_side, is_plain=True)
-speculative_side = functools.partial(compile_side, is_plain=False)
+plain_loop = functools.partial(compile_loop, is_plain=True)
+speculative_loop = functools.partial(compile_loop, is_plain=False)
 
 
-def like(side: Side, method: Method, params: Params | None = None) -> Side:
-  """Compiles another loop over the states of a side of the same target, with
-  drafts at least as long, and the same kind of drafter or one without a state.
-  The prefill serves here, too."""
+def like(
+  loop: CompiledLoop, method: Method, params: Params | None = None
+) -> CompiledLoop:
+  """Compiles a loop with another method over the states of a loop of the same
+  target, which shares its prefill.
+
+  Drafts of `loop` are at least as long, and its drafter has the same state, or
+  that of `method` has none.
+  """
 
   def counting(state: DecodeState) -> DecodeState:
-    # Counters by position are as wide as the draft; all else has room for the
-    # longest one, and a shorter draft leaves the rest of it unused.
+    # Counters by position are as wide as the draft. All other buffers have room
+    # for the longest draft, of which a shorter one uses a part.
     counters = statistics.init(state.done.size, method.depth)
     return dataclasses.replace(state, statistics=counters)
 
-  params = side.params if params is None else params
-  states = list(map(counting, side.states))
-  program = dataclasses.replace(side.program, method=method, params=params)
+  params = loop.params if params is None else params
+  states = list(map(counting, loop.states))
+  program = dataclasses.replace(loop.program, method=method, params=params)
   run, seconds = program.run.compile(params, states[0])
   return dataclasses.replace(
-    side,
+    loop,
     program=program,
     run=run,
     params=params,
     states=states,
-    prefill=lambda prompt: counting(side.prefill(prompt)),
+    prefill=lambda prompt: counting(loop.prefill(prompt)),
     compile_seconds=seconds,
   )
 
 
-def full_width_side(
-  side: Side, gamma: int | None = None, vocab_size: int | None = None
-) -> Side:
+def full_width_loop(
+  loop: CompiledLoop, gamma: int | None = None, vocab_size: int | None = None
+) -> CompiledLoop:
   """Compiles a few iterations that all score gamma + 1 positions, on the first
-  batch of a side: `stopwatch.always_full` is in its drafter's place, with its
-  gamma and tree unless `gamma` says fewer tokens."""
-  method = side.program.method
+  batch of a loop. The drafter is `stopwatch.always_full`, with the gamma and
+  tree of the loop's drafter, or fewer tokens: `gamma`."""
+  method = loop.program.method
   drafter = method.drafter
   full = stopwatch.always_full(
     drafter.gamma if gamma is None else gamma,
@@ -136,17 +142,17 @@ def full_width_side(
     may_abstain=drafter.may_abstain,
     tree=drafter.tree if gamma is None else None,
   )
-  params = side.params
+  params = loop.params
   if drafter.may_abstain:
-    # `always_full` reads from its params whether it has a draft: one program
-    # holds both kinds of iteration, as the drafter's own does.
+    # `always_full` reads from its params whether to draft: the program then has
+    # both branches, as that of the drafter itself.
     params = Params(params.target, jnp.bool_(True))
   method = dataclasses.replace(method, drafter=full)
-  return like(shortened(side), method, params)
+  return like(shortened(loop), method, params)
 
 
-def without_drafts(full_width: Side) -> Side:
-  """Returns the same, of a drafter that may abstain, when it always does."""
+def without_drafts(full_width: CompiledLoop) -> CompiledLoop:
+  """Returns a loop of `full_width_loop` whose drafter always abstains."""
   params = Params(full_width.params.target, jnp.bool_(False))
   return dataclasses.replace(full_width, params=params)
 
@@ -158,24 +164,23 @@ def shorten(state: DecodeState) -> DecodeState:
   return dataclasses.replace(state, max_lengths=limits)
 
 
-def shortened(side: Side, num_batches: int = 1) -> Side:
-  """Returns a side that decodes a few tokens of its first batches."""
-  states = list(map(shorten, side.states[:num_batches]))
-  return dataclasses.replace(side, states=states)
+def shortened(loop: CompiledLoop, num_batches: int = 1) -> CompiledLoop:
+  """Returns a loop that decodes a few tokens of its first batches."""
+  states = list(map(shorten, loop.states[:num_batches]))
+  return dataclasses.replace(loop, states=states)
 
 
-def finished(side: Side) -> Side:
-  """Returns a side whose first batch is done: what a decode costs besides."""
-  # The loop's condition is false at once, and all else of the program runs.
-  state = side.states[0]
+def finished(loop: CompiledLoop) -> CompiledLoop:
+  """Returns a loop whose first batch is done, to time a decode's launch."""
+  # The loop's condition is false at once; the rest of the program runs.
+  state = loop.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
-  return dataclasses.replace(side, states=[done])
+  return dataclasses.replace(loop, states=[done])
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-  """What decoding with a side has shown: seconds of each batch and turn,
-  float64 `[N, R]`, and the states in which the batches ended."""
+  """Seconds of a loop by batch and turn, float64 `[N, R]`, and final states."""
 
   seconds: np.ndarray
   states: Sequence[DecodeState]
@@ -211,42 +216,43 @@ class Timed:
 
 
 def calls(
-  sides: Mapping[Name, Side],
+  loops: Mapping[Name, CompiledLoop],
 ) -> dict[Hashable, Callable[[], DecodeState]]:
-  """Returns what `stopwatch.alternate` times, by side and batch."""
+  """Returns calls for `stopwatch.alternate`, by loop and batch."""
   return {
-    (name, i): functools.partial(side.run, side.params, state)
-    for name, side in sides.items()
-    for i, state in enumerate(side.states)
+    (name, i): functools.partial(loop.run, loop.params, state)
+    for name, loop in loops.items()
+    for i, state in enumerate(loop.states)
   }
 
 
 def timed(
-  sides: Mapping[Name, Side],
+  loops: Mapping[Name, CompiledLoop],
   seconds: Mapping[Hashable, np.ndarray],
   results: Mapping[Hashable, DecodeState],
 ) -> dict[Name, Timed]:
-  """Gathers what `stopwatch.alternate` returned for `calls`, by side."""
-  found = {}
-  for name, side in sides.items():
-    keys = [(name, i) for i in range(len(side.states))]
-    found[name] = Timed(
-      np.array([seconds[key] for key in keys]), [results[key] for key in keys]
-    )
-  return found
+  """Gathers what `stopwatch.alternate` returned for `calls`, by loop."""
+  timed_loops = {}
+  for name, loop in loops.items():
+    keys = [(name, i) for i in range(len(loop.states))]
+    loop_seconds = np.array([seconds[key] for key in keys])
+    states = [results[key] for key in keys]
+    timed_loops[name] = Timed(loop_seconds, states)
+  return timed_loops
 
 
 def fastest(
-  candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
+  candidates: Mapping[str, CompiledLoop], num_batches: int = 6, repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
-  """Finds the fastest of several plain configurations, on the first batches,
-  and the tokens per second of each, by the median time of every batch."""
-  # Texts end at their EOS, so that what a configuration costs once per decode
-  # counts.
-  short = {n: shortened(side, num_batches) for n, side in candidates.items()}
-  found = timed(short, *stopwatch.alternate(calls(short), repeats))
+  """Returns the fastest of several plain configurations, timed on the first
+  batches, and the tokens per second of each, by each batch's median time."""
+  # Texts may end at EOS, so that what a decode costs once counts as well.
+  short = {
+    name: shortened(loop, num_batches) for name, loop in candidates.items()
+  }
+  results = timed(short, *stopwatch.alternate(calls(short), repeats))
   speeds = {
-    name: float(each.num_tokens.sum() / np.median(each.seconds, 1).sum())
-    for name, each in found.items()
+    name: float(result.num_tokens.sum() / np.median(result.seconds, 1).sum())
+    for name, result in results.items()
   }
   return max(speeds, key=speeds.__getitem__), speeds
