@@ -16,9 +16,18 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Placement, Prompt
 from specdec_jax.checkpoints import loading
-from specdec_jax.models import attention, families, quantized, taps
-from specdec_jax.models.drafting.block_drafter import BlockDrafter, head_rows
-from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
+from specdec_jax.models import families, quantized, taps
+from specdec_jax.models.drafting.block_drafter import (
+  MASK,
+  BlockDrafter,
+  head_rows,
+  with_mask,
+)
+from specdec_jax.models.drafting.block_layers import (
+  BlockDrafterConfig,
+  Sight,
+  layer_sights,
+)
 from specdec_jax.models.kv_cache import Cross, KVCache
 from specdec_jax.models.layers import LOGITS, applied
 from specdec_jax.models.networks import Network
@@ -31,7 +40,7 @@ POSITION_WEIGHTS = ('exponential', 'dpace')
 _BLOCKS_PER_PART = 32
 # What `_loss_sums` reads of the parameters; Flax looks up the first always.
 _HEADS = (
-  'mask_embedding',
+  MASK,
   'markov_embedder',
   'markov_dense',
   'markov_gate',
@@ -99,15 +108,13 @@ class BlocksAttention:
   Attributes:
     keys: `[B, KV, T, D]`, a layer's, of the text; as `values`.
     anchors: int32 `[B, A]`, the anchors' positions in the text.
-    window: positions that a slot sees, the last ones; 0 for all.
-    is_causal: whether a slot sees only those before it.
+    sight: what slots see in the layer.
   """
 
   keys: Array
   values: Array
   anchors: Array
-  window: int
-  is_causal: bool
+  sight: Sight
 
   def __call__(self, queries: Array, keys: Array, values: Array) -> Array:
     batch, num_heads, num_slots, head_dim = queries.shape
@@ -155,21 +162,16 @@ class BlocksAttention:
     1, k, k]` of their block."""
     entries = jnp.arange(self.keys.shape[2], dtype=jnp.int32)
     entries = entries[None, None, None]
-    slots = jnp.arange(size, dtype=jnp.int32)
+    slots = jnp.arange(size, dtype=jnp.int32)[:, None]
     # The target has read what is before the anchor: anchor 2 sees 0 and 1.
     anchors = self.anchors[:, :, None, None]
-    sees_text = entries < anchors
+    sees_text = self.sight.sees(anchors + slots[None, None], entries, anchors)
     sees_text = jnp.broadcast_to(
-      sees_text, (*self.anchors.shape, size, entries.size)
+      sees_text & (entries < anchors), (*self.anchors.shape, size, entries.size)
     )
-    distance = slots[:, None] - slots[None]
-    sees_block = jnp.ones((size, size), jnp.bool_)
-    if self.is_causal:
-      sees_block = distance >= 0
-    if self.window:
-      first = anchors + slots[None, None, :, None] - self.window
-      sees_text = sees_text & (entries > first)
-      sees_block = sees_block & (distance < self.window)
+    start = jnp.zeros((1, 1), jnp.int32)
+    sees_block = self.sight.sees(slots, slots.T, start)
+    sees_block = jnp.broadcast_to(sees_block, (size, size))
     return sees_text, sees_block[None, None, None, None]
 
 
@@ -185,11 +187,11 @@ def hidden_of_blocks(
   anchors: Array,
   states: TargetStates,
 ) -> Array:
-  """Computes the hidden states of all slots, `[B, A, k, embed]`.
+  """Computes the hidden states of all slots that draft, `[B, A, D, embed]`.
 
   Args:
     config: the network's sizes.
-    params: its parameters, in the config's dtype.
+    params: its parameters, `with_mask`, in the config's dtype.
     embedding: the parameters of the target's token embeddings.
     tokens: int32 `[B, T]`, as the target read them.
     anchors: int32 `[B, A]`, positions in the text.
@@ -201,10 +203,9 @@ def hidden_of_blocks(
   context = apply(params, states.features, method=BlockDrafter.join)
   positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   pairs = apply(params, context, positions, method=BlockDrafter.keys_values)
-  windows = attention.layer_windows(config)
   mixes = [
-    BlocksAttention(keys, values, anchors, window, config.is_causal)
-    for (keys, values), window in zip(pairs, windows, strict=True)
+    BlocksAttention(keys, values, anchors, sight)
+    for (keys, values), sight in zip(pairs, layer_sights(config), strict=True)
   ]
   anchor_tokens = jnp.take_along_axis(tokens, anchors, axis=1)
   rows = quantized.look_up(embedding, anchor_tokens, config.dtype)
@@ -219,7 +220,8 @@ def hidden_of_blocks(
     states.crosses or None,
     mixes,
   )
-  return hidden.reshape(batch, num_anchors, size, config.embed_dim)
+  hidden = hidden.reshape(batch, num_anchors, size, config.embed_dim)
+  return hidden[:, :, size - config.num_drafts :]
 
 
 def _no_cache(config: BlockDrafterConfig) -> KVCache:
@@ -322,6 +324,7 @@ def block_loss(
     ids = params['target_ids']
     rounded = jax.tree.map(lambda x: x.astype(config.dtype), params)
     rounded['target_ids'] = ids
+    rounded = with_mask(config, rounded, embedding)
     states = target_states(network, target_params, config, ids, batch)
     counts = batch['decoder_loss_weights']
     anchors = random_anchors(key, counts, num_anchors)
@@ -352,13 +355,13 @@ def block_loss(
 def _slots(
   config: BlockDrafterConfig, batch: Batch, anchors: Array
 ) -> dict[str, Array]:
-  """Describes the slots of all blocks, by `[B, A, k]`: the token before each,
+  """Describes the drafts of all blocks, by `[B, A, k]`: the token before each,
   the one written, whether it counts, and where the target's distribution is in
   a table `[B * T, V_draft]`."""
   counts = batch['decoder_loss_weights']
   num_rows, length = counts.shape
-  offsets = jnp.arange(config.block_size, dtype=jnp.int32)
-  # Slot i guesses what follows position anchor + i.
+  offsets = jnp.arange(config.num_drafts, dtype=jnp.int32)
+  # Draft i guesses what follows position anchor + i.
   places = anchors[..., None] + offsets[None, None]
   inside = jnp.minimum(places, length - 1)
   rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None, None]
@@ -418,7 +421,7 @@ def _loss_sums(
   is_correct = jnp.where(likeliest == slots['written'], counted, 0.0)
   leading = jnp.cumprod(is_correct, axis=-1)
   reached = jnp.concatenate([counted[:, :1], leading[:, :-1]], -1) * counted
-  for i in range(config.block_size):
+  for i in range(config.num_drafts):
     figures[f'alpha_{i + 1}'] = jnp.stack(
       ((alpha[:, i] * counted[:, i]).sum(), counted[:, i].sum())
     )
@@ -452,7 +455,7 @@ def _chained(
     state = jnp.zeros((*previous.shape, 0), jnp.float32)
     return apply(params, previous, hidden, state, method=BlockDrafter.bias)[0]
   added = []
-  for i in range(config.block_size):
+  for i in range(config.num_drafts):
     slot = slice(i, i + 1)
     bias, state = apply(
       params,

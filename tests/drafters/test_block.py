@@ -83,6 +83,13 @@ KINDS = {
   'chain, token by token': {'rule': verification.speculative_sampling},
   'chain with a state': {'markov_head': 'rnn'},
   'gated chain': {'markov_head': 'gated'},
+  'chain behind the anchor': {
+    'sample_from_anchor': False,
+    'block_size': 4,
+    'mask_token_id': 2,
+    'windows': (0, 2),
+    'has_causal_windows': True,
+  },
   'drawn per slot': {'markov_rank': 0, 'has_confidence': False},
   'likeliest of a chain': {'is_argmax': True},
   'likeliest per slot': {'is_argmax': True, 'markov_rank': 0},
@@ -220,7 +227,9 @@ def test_a_target_that_does_not_fit_is_refused(changes, message):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'block_size': 0}, 'block_size'),
+    ({'block_size': 0}, 'block_size must be at least 1'),
+    ({'block_size': 1, 'sample_from_anchor': False}, 'at least 2, got 1'),
+    ({'mask_token_id': 12}, 'mask_token_id 12'),
     ({'draft_vocab_size': 13}, 'draft_vocab_size 13'),
     ({'feature_layers': (2, 1)}, 'must ascend'),
     ({'feature_layers': ()}, 'must ascend'),

@@ -15,7 +15,7 @@ from specdec_jax.checkpoints import safetensors_model
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
-from specdec_jax.models.drafting.block_drafter import BlockDrafter
+from specdec_jax.models.drafting.block_drafter import BlockDrafter, with_mask
 from specdec_jax.models.layers import applied
 from specdec_jax.training import block, block_start, eagle
 from tests import decoders, toy, toy_blocks, toy_t5
@@ -30,6 +30,21 @@ TARGETS = {
     LLAMA,
     toy.llama_params(LLAMA, seed=1),
     {'is_causal': True, 'windows': (2, 0), 'markov_head': 'rnn'},
+  ),
+  "Llama, in DFlash's convention": (
+    LLAMA,
+    toy.llama_params(LLAMA, seed=1),
+    {
+      'sample_from_anchor': False,
+      'mask_token_id': 5,
+      'windows': (0, 2),
+      'has_causal_windows': True,
+    },
+  ),
+  'Llama, windows from the anchor': (
+    LLAMA,
+    toy.llama_params(LLAMA, seed=1),
+    {'windows': (2,), 'window_from_anchor': True},
   ),
 }
 
@@ -73,8 +88,9 @@ def test_all_blocks_in_one_pass_are_those_of_decoding(name):
       network, target_params, config, own['target_ids'], batch
     )
     tokens = batch['decoder_input_tokens']
+    params = with_mask(config, own, embedding)
     return block.hidden_of_blocks(
-      config, own, embedding, tokens, anchors, states
+      config, params, embedding, tokens, anchors, states
     )
 
   bound = families.bind(target, config, width=2)

@@ -25,8 +25,8 @@ class Block(on_target.OnTarget):
     length = super().length
     if isinstance(self.gamma, int):
       return length
-    size = self._config().block_size
-    # All slots, about a half and a quarter: of 7 slots 1, 3 and 7.
+    size = self._config().num_drafts
+    # All of a block, about a half and a quarter: of 7 tokens 1, 3 and 7.
     tried = {(size + 1) // part - 1 for part in (1, 2, 4)}
     return lengths.of(
       gamma=self.gamma,
@@ -40,7 +40,7 @@ class Block(on_target.OnTarget):
     return config
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
-    check_depth(lengths.depth(length), self._config().block_size)
+    check_depth(lengths.depth(length), self._config().num_drafts)
     return on_target.make(
       self, target, length, name='block', chain_of=drafters.block
     )

@@ -6,8 +6,8 @@ vector, of which every layer makes keys and values, kept in a cache. Only the
 block runs through the layers: the embedding of the anchor, the last committed
 token, and masks. Its positions see the text before the anchor and each other,
 in both directions. The output of slot i is projected by the target's own head
-to the logits of the token i + 1 after the anchor; a Markov head adds what the
-token before it says.
+to the logits of the token i + 1 after the anchor (in DFlash i, so that the
+anchor's slot drafts nothing); a Markov head adds what the token before it says.
 
 Behind an encoder, layers also attend to the source, with keys and values that
 layers of the target have in their cache already.
@@ -27,6 +27,8 @@ from specdec_jax.models import attention, kv_cache, quantized, taps
 from specdec_jax.models.drafting.block_layers import (
   BlockDrafterConfig,
   BlockLayer,
+  Sight,
+  layer_sights,
 )
 from specdec_jax.models.drafting.draft_vocabulary import (
   check_target_ids,
@@ -45,13 +47,17 @@ from specdec_jax.models.layers import (
 from specdec_jax.models.llama import MixFn
 from specdec_jax.models.networks import Bound, Network
 
+# The name of the embedding in masked slots.
+MASK = 'mask_embedding'
+
 
 class BlockDrafter(nn.Module):
   """The network; `init_params` makes its parameters.
 
   They include `target_ids`, int32 `[V_draft]`: the target's id of each token
   that can be drafted. Token embeddings and the projection to logits are the
-  target's: `bind` adds the latter, as `logits_dense`.
+  target's: `bind` adds the latter, as `logits_dense`, and with a
+  `mask_token_id` the `mask_embedding`.
   """
 
   config: BlockDrafterConfig
@@ -64,9 +70,7 @@ class BlockDrafter(nn.Module):
     self.features_dense = Dense(config.embed_dim, config.dtype)
     self.context_norm = norm()
     normal = nn.initializers.normal(stddev=1.0)
-    self.mask_embedding = parameter(
-      self, 'mask_embedding', normal, (config.embed_dim,)
-    )
+    self.mask_embedding = parameter(self, MASK, normal, (config.embed_dim,))
     self.layers = [BlockLayer(config) for _ in range(config.num_layers)]
     self.decoder_norm = norm()
     self.logits_dense = Dense(config.draft_vocab_size)
@@ -131,7 +135,8 @@ class BlockDrafter(nn.Module):
     Args:
       x: a block of each row; in training several, end to end.
       cache: keys and values of the text before the block.
-      placement: positions and mask of the block; layers apply their windows.
+      placement: positions of the block, and what it could see; layers narrow
+        it to what theirs do.
       crosses: what each layer reads of the encoder, in a network that does.
       mixes: each layer's other attention, for training; see `SelfAttention`.
 
@@ -140,14 +145,14 @@ class BlockDrafter(nn.Module):
       the block's keys and values behind its text.
     """
     all_keys, all_values = [], []
-    windows = attention.layer_windows(self.config)
+    sights = layer_sights(self.config)
     for i, layer in enumerate(self.layers):
       x, keys, values = layer(
         x,
         cache.keys[i],
         cache.values[i],
         cache.lengths,
-        attention.within(placement, windows[i]),
+        _narrowed(placement, sights[i]),
         crosses[i] if crosses else None,
         mixes[i] if mixes else None,
       )
@@ -229,7 +234,8 @@ def init_params(config: BlockDrafterConfig, rng_key: Array) -> Weights:
   network = BlockDrafter(config)
   params: Weights = network.init(rng_key, method=use_all)['params']
   # The target's: neither trained nor stored.
-  return {name: leaf for name, leaf in params.items() if name != LOGITS}
+  absent = {LOGITS} if config.mask_token_id is None else {LOGITS, MASK}
+  return {name: leaf for name, leaf in params.items() if name not in absent}
 
 
 def check_params(config: BlockDrafterConfig, params: Weights) -> None:
@@ -238,15 +244,35 @@ def check_params(config: BlockDrafterConfig, params: Weights) -> None:
 
 
 def block_placement(config: BlockDrafterConfig, cache: KVCache) -> Placement:
-  """Places a block behind the text in the cache: all of it sees the text and,
-  unless the network is causal, all of the block."""
+  """Places a block behind the text in the cache, all of which could see the
+  text and the whole block."""
   size = config.block_size
   placement = attention.placed(cache.lengths, size, cache.capacity)
-  if config.is_causal:
-    return placement
   is_seen = arrays.is_within(cache.lengths + size, cache.capacity)
   mask = jnp.broadcast_to(is_seen[:, None], placement.mask.shape)
   return dataclasses.replace(placement, mask=mask)
+
+
+def _narrowed(placement: Placement, sight: Sight) -> Placement:
+  """Narrows the placement of a block to what its slots see in a layer."""
+  positions = placement.positions
+  is_seen = sight.sees(
+    positions[:, :, None],
+    placement.key_positions[:, None, :],
+    positions[:, :1, None],
+  )
+  return dataclasses.replace(placement, mask=placement.mask & is_seen)
+
+
+def with_mask(
+  config: BlockDrafterConfig, params: Weights, embedder: Weights
+) -> Weights:
+  """Adds the target's embedding of the token that stands in masked slots to
+  the network's parameters, unless they have an embedding of their own."""
+  if config.mask_token_id is None:
+    return params
+  ids = jnp.full((1, 1), config.mask_token_id, jnp.int32)
+  return params | {MASK: quantized.look_up(embedder, ids, config.dtype)[0, 0]}
 
 
 def head_rows(target: Network, params: Weights, ids: Array) -> Weights:
@@ -271,8 +297,8 @@ class BlockCache:
 
   Attributes:
     text: keys and values of the text that the target has read.
-    hidden: `[B, k, embed]`, of the slots of the last block.
-    logits: float32 `[B, k, V_draft]`, theirs without the Markov head.
+    hidden: `[B, D, embed]`, of the slots of the last block that draft.
+    logits: float32 `[B, D, V_draft]`, theirs without the Markov head.
   """
 
   text: KVCache
@@ -302,16 +328,18 @@ def bind(target: Network, config: BlockDrafterConfig, *, width: int) -> Bound:
   _check_fits(target, config)
 
   def join(params: Weights, own: Weights) -> Weights:
-    def head(params: Weights, ids: Array) -> Weights:
-      return head_rows(target, params, ids)
+    def completed(params: Weights, own: Weights) -> Weights:
+      rows = head_rows(target, params, own['target_ids'])
+      embedder = target.token_embedder(params)
+      return with_mask(config, {**own, LOGITS: rows}, embedder)
 
-    ids = own['target_ids']
-    is_shape = isinstance(ids, jax.ShapeDtypeStruct)
-    rows = jax.eval_shape(head, params, ids) if is_shape else head(params, ids)
-    return {
-      'block': {**own, LOGITS: rows},
-      'token_embedder': target.token_embedder(params),
-    }
+    is_shape = isinstance(own['target_ids'], jax.ShapeDtypeStruct)
+    block = (
+      jax.eval_shape(completed, params, own)
+      if is_shape
+      else completed(params, own)
+    )
+    return {'block': block, 'token_embedder': target.token_embedder(params)}
 
   return Bound(
     model=_model(config, target.config.vocab_size),
@@ -351,7 +379,7 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
   def init(params: Weights, batch_size: int, max_len: int) -> BlockCache:
     # A block is written behind the text, and needs room.
     text = kv_cache.init(config, batch_size, max_len + size, config.num_layers)
-    shape = batch_size, size
+    shape = batch_size, config.num_drafts
     return BlockCache(
       text=text,
       hidden=jnp.zeros((*shape, config.embed_dim), config.dtype),
@@ -385,6 +413,7 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
     crosses = [sources[layer] for layer in config.cross_layers]
     placement = block_placement(config, cache.text)
     hidden, text = apply(own, x, cache.text, placement, crosses)
+    hidden = hidden[:, size - config.num_drafts :]
     logits = apply(own, hidden, method=BlockDrafter.project)
     return BlockCache(text=text, hidden=hidden, logits=logits)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -24,8 +25,12 @@ class BlockDrafterConfig:
     draft_vocab_size: number of tokens that can be drafted.
     embed_dim: width of the target's residual stream, and of the drafter's.
     num_layers: layers that the block runs through.
-    block_size: k, the slots of a block, the anchor's included, each of which
-      drafts one token.
+    block_size: k, the slots of a block, the anchor's included.
+    sample_from_anchor: whether slot i drafts the token i + 1 after the anchor,
+      as in DSpark; otherwise slot i drafts the token i after it, and the
+      anchor's slot none, as in DFlash.
+    mask_token_id: the target's token whose embedding stands in masked slots;
+      None for an embedding of the drafter's own.
     feature_layers: the target's layers whose *input* is read, counted from 0,
       ascending; with n layers, n stands for the output of the last.
     feature_norms: whether each stream has its own norm before they are joined.
@@ -39,6 +44,11 @@ class BlockDrafterConfig:
     has_confidence: whether a head tells how likely each slot is accepted.
     is_causal: whether a slot sees only those before it.
     windows: positions that each layer attends to, as in `LlamaConfig`.
+    has_causal_windows: whether a slot sees only those before it in layers with
+      a window.
+    window_from_anchor: whether each slot of a block sees the last positions
+      before the anchor, as speculators trains them; otherwise a window ends at
+      the slot itself.
   """
 
   vocab_size: int
@@ -51,6 +61,8 @@ class BlockDrafterConfig:
   mlp_dim: int
   block_size: int
   feature_layers: tuple[int, ...]
+  sample_from_anchor: bool = True
+  mask_token_id: int | None = None
   feature_norms: bool = False
   cross_layers: tuple[int, ...] = ()
   cross_num_heads: int = 0
@@ -60,6 +72,8 @@ class BlockDrafterConfig:
   has_confidence: bool = False
   is_causal: bool = False
   windows: tuple[int, ...] = ()
+  has_causal_windows: bool = False
+  window_from_anchor: bool = False
   rope_base: float = 10_000.0
   rope_scaling: RopeScaling | None = None
   norm_epsilon: float = 1e-6
@@ -75,8 +89,19 @@ class BlockDrafterConfig:
         f'draft_vocab_size {self.draft_vocab_size} should be 1 to vocab_size '
         f'{self.vocab_size}'
       )
-    if self.block_size < 1:
-      raise ValueError(f'block_size must be at least 1, got {self.block_size}')
+    least = 1 if self.sample_from_anchor else 2
+    if self.block_size < least:
+      raise ValueError(
+        f'block_size must be at least {least}, got {self.block_size}'
+      )
+    last_id = self.vocab_size - 1
+    if self.mask_token_id is not None and not (
+      0 <= self.mask_token_id <= last_id
+    ):
+      raise ValueError(
+        f'mask_token_id {self.mask_token_id} should be a token of the target, '
+        f'0 to {last_id}'
+      )
     if self.markov_head not in MARKOV_HEADS:
       heads = ', '.join(MARKOV_HEADS)
       raise ValueError(
@@ -94,9 +119,52 @@ class BlockDrafterConfig:
       )
 
   @property
+  def num_drafts(self) -> int:
+    """How many tokens a block drafts."""
+    return self.block_size if self.sample_from_anchor else self.block_size - 1
+
+  @property
   def state_size(self) -> int:
     """Width of the state that the Markov head carries along a block."""
     return self.markov_rank if self.markov_head == 'rnn' else 0
+
+
+class Sight(NamedTuple):
+  """Which positions the slots of a block see in a layer, of the text before
+  the anchor and of the block.
+
+  Attributes:
+    window: how many; 0 for all.
+    is_causal: whether a slot sees only those before it, and itself.
+    is_from_anchor: see `BlockDrafterConfig.window_from_anchor`.
+  """
+
+  window: int
+  is_causal: bool
+  is_from_anchor: bool
+
+  def sees(self, slots: Array, keys: Array, anchors: Array) -> Array:
+    """Tells, by positions that broadcast, which slots see which keys."""
+    # Anchor 5, slot 7, a window of 3: keys 5, 6, 7 and, with a causal block, no
+    # later ones. From the anchor: 2, 3, 4 and the block.
+    is_seen = (keys <= slots) if self.is_causal else jnp.ones((), jnp.bool_)
+    if not self.window:
+      return is_seen
+    if self.is_from_anchor:
+      return is_seen & (keys >= anchors - self.window)
+    return is_seen & (keys > slots - self.window)
+
+
+def layer_sights(config: BlockDrafterConfig) -> list[Sight]:
+  """Lists what slots see in each layer."""
+  return [
+    Sight(
+      window=window,
+      is_causal=config.is_causal or (window > 0 and config.has_causal_windows),
+      is_from_anchor=config.window_from_anchor,
+    )
+    for window in attention.layer_windows(config)
+  ]
 
 
 class BlockAttention(nn.Module):
