@@ -1,5 +1,8 @@
 """Ragged rows in fixed-size buffers, batched so that they shard by row."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -82,3 +85,18 @@ def take(values: Array, indices: Array) -> Array:
   `[B, M, ...]`."""
   shape = indices.shape + (1,) * (values.ndim - 2)
   return jnp.take_along_axis(values, indices.reshape(shape), axis=1)
+
+
+def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
+  """Returns `step(carry)` if `is_taken`, a bool `[]`, else `carry`."""
+
+  # A loop of at most one trip: `lax.cond` would copy the caches in `carry` on
+  # their way in and out; a loop updates them in place.
+  def step_once(loop: tuple[Array, Any]) -> tuple[Array, Any]:
+    _, carry = loop
+    return jnp.zeros_like(is_taken), step(carry)
+
+  _, carry = jax.lax.while_loop(
+    lambda loop: loop[0], step_once, (is_taken, carry)
+  )
+  return carry

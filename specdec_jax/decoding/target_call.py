@@ -5,10 +5,8 @@ whether drafts are scored at all; the loop always gets logits of one shape.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
@@ -46,13 +44,7 @@ def score(
   if not drafter.may_abstain or not gamma:
     return *extend(gamma, carry), jnp.zeros((), jnp.bool_)
   has_draft = jnp.any(draft.lengths > 0)
-  carry = run_if(has_draft, functools.partial(extend, gamma), carry)
-  return *run_if(~has_draft, functools.partial(extend, 0), carry), ~has_draft
-
-
-def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
-  """Returns `step(carry)` if `is_taken`, a bool `[]`, else `carry`."""
-  # A loop of at most one trip: `lax.cond` would copy the caches in `carry` on
-  # their way in and out; a loop updates them in place.
-  take = lambda loop: (jnp.zeros_like(is_taken), step(loop[1]))
-  return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]
+  carry = arrays.run_if(has_draft, functools.partial(extend, gamma), carry)
+  return *arrays.run_if(
+    ~has_draft, functools.partial(extend, 0), carry
+  ), ~has_draft

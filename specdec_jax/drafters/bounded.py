@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import trees
+from specdec_jax import arrays, trees
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
-from specdec_jax.decoding import target_call
 
 
 def within(drafter: Drafter, num_positions: int) -> Drafter:
@@ -32,7 +31,7 @@ def within(drafter: Drafter, num_positions: int) -> Drafter:
     has_room = context.lengths + depth <= num_positions
     shapes, _ = jax.eval_shape(draft, (None, state))
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    made, state = target_call.run_if(jnp.any(has_room), draft, (nothing, state))
+    made, state = arrays.run_if(jnp.any(has_room), draft, (nothing, state))
     lengths = jnp.where(has_room, made.lengths, 0)
     return made.replace(lengths=lengths), state
 

@@ -4,7 +4,6 @@ import errno
 import os
 import traceback
 
-import specdec_jax
 from specdec_jax.launch import platforms
 
 EXIT_BUG, EXIT_BAD_INPUT = 1, 2
@@ -43,7 +42,7 @@ def explain(error: BaseException) -> tuple[str, int]:
   # Raised on purpose: by a line of this package.
   is_expected = isinstance(error, (ValueError, ImportError))
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-  package = os.path.dirname(specdec_jax.__file__) + os.sep
+  package = os.path.dirname(os.path.dirname(__file__)) + os.sep
   if is_expected and frame.f_code.co_filename.startswith(package):
     return text, status
   return (

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-import specdec_jax
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch.spelling import did_you_mean
 
@@ -18,7 +17,7 @@ _SHIPPED = 'gin_configs'
 # Packages that users' gin files may import by an earlier name.
 _MOVED = {'specdec_jax.data': 'specdec_jax.training.data'}
 # Inside the package in a wheel, else beside it.
-_INSIDE = Path(specdec_jax.__file__).resolve().parent / _SHIPPED
+_INSIDE = Path(__file__).resolve().parents[1] / _SHIPPED
 _BESIDE = _INSIDE.parent.parent / _SHIPPED
 SHIPPED = (_INSIDE if _INSIDE.is_dir() else _BESIDE).resolve()
 

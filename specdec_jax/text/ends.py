@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-  from specdec_jax.text.vocabularies import AnyVocabulary
+from specdec_jax.text.vocabularies import AnyVocabulary
 
-_Vocabulary = TypeVar('_Vocabulary', bound='AnyVocabulary')
+_Vocabulary = TypeVar('_Vocabulary', bound=AnyVocabulary)
 
 # Tokens that end a text or a turn wherever a vocabulary has them, as llama.cpp
 # decides (https://github.com/ggml-org/llama.cpp, src/llama-vocab.cpp).

@@ -6,22 +6,58 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, ClassVar, Protocol
 
 from specdec_jax.files.require import require
 from specdec_jax.text import chat_templates
 from specdec_jax.text.chat_templates import Messages, Tools
 
-if TYPE_CHECKING:
-  from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
-
-# Both have one interface.
-AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
-
 SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 # A byte of a text, as SentencePiece's vocabularies and `tokenizers` name it.
 _BYTE_TOKEN = re.compile('<0x([0-9A-Fa-f]{2})>')
+
+
+class AnyVocabulary(Protocol):
+  """What a vocabulary does, whatever reads it: `Vocabulary` for those of
+  `tokenizers`, `SentencePieceVocabulary` for SentencePiece models.
+
+  Both are frozen dataclasses, whose methods are documented at `Vocabulary`.
+  """
+
+  __dataclass_fields__: ClassVar[dict[str, Any]]
+
+  def __hash__(self) -> int: ...
+
+  @property
+  def eos_ids(self) -> tuple[int, ...]: ...
+  @property
+  def roles(self) -> Mapping[str, str]: ...
+  @property
+  def chat_template(self) -> str | None: ...
+  @property
+  def tool_template(self) -> str | None: ...
+  @property
+  def vocab_size(self) -> int: ...
+  @property
+  def special_ids(self) -> frozenset[int]: ...
+
+  def encode(
+    self, text: str, *, add_special_tokens: bool = True
+  ) -> list[int]: ...
+  def encode_chat(
+    self,
+    messages: str | Messages,
+    tools: Tools = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+  ) -> list[int]: ...
+  def decode(
+    self, ids: Sequence[int], *, keep_special: bool = False
+  ) -> str: ...
+  def pieces(self, ids: Sequence[int]) -> list[str]: ...
+  def token_to_id(self, token: str) -> int | None: ...
+  def id_to_text(self, token_id: int) -> str: ...
+  def tokens(self) -> list[str]: ...
 
 
 def encode_chat(

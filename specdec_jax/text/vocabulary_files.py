@@ -16,7 +16,11 @@ from specdec_jax.text.sentencepiece_vocabulary import (
   SPACE,
   SentencePieceVocabulary,
 )
-from specdec_jax.text.vocabularies import SENTINEL, AnyVocabulary
+from specdec_jax.text.vocabularies import (
+  SENTINEL,
+  AnyVocabulary,
+  Vocabulary,
+)
 
 SENTENCEPIECE = 'spiece.model'
 TOKENIZER = 'tokenizer.json'
@@ -163,7 +167,7 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
       # MADLAD-400's, say; else what config.json says of T5 is right.
       eos_ids = list(vocabulary.eos_ids)
       _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
-  else:
+  elif isinstance(vocabulary, Vocabulary):
     text = vocabulary.tokenizer.to_str()
     (folder / TOKENIZER).write_text(text, encoding='utf-8')
     template: object = vocabulary.chat_template
@@ -173,6 +177,8 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
     config = {**vocabulary.roles, 'chat_template': template}
     eos_ids = list(vocabulary.eos_ids)
     _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
+  else:
+    raise TypeError(f'a {type(vocabulary).__name__} has no file format')
   _write_json(folder / _SETTINGS, config)
 
 
