@@ -16,10 +16,13 @@ Value = TypeVar('Value')
 def is_installed(module: str) -> bool:
   """Tells whether a module's file is there, without importing the module.
 
-  The packages around it are imported; one that is there and broken raises.
+  The packages around it are imported; one that is there and broken raises. A
+  folder without `__init__.py` is no module: deleted packages leave compiled
+  files behind.
   """
   try:
-    return importlib.util.find_spec(module) is not None
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.has_location
   except ModuleNotFoundError as error:
     # Of `a.b.c`, `a.b` may be missing as well; any other name is a package
     # that `a.b` fails to import.

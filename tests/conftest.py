@@ -34,7 +34,7 @@ jax.config.update('jax_numpy_dtype_promotion', 'strict')
 # Each operation would note the whole stack that made it, most of it pytest's.
 jax.config.update('jax_include_full_tracebacks_in_locations', False)
 
-pytest_plugins = ['tests.proof_report']
+pytest_plugins = ['tests.proof_report', 'tests.files.fixtures']
 
 
 def pytest_configure(config):

@@ -3,6 +3,7 @@
 import pytest
 
 from specdec_jax import lazy
+from tests.test_layering import EXTRAS
 
 
 def needs(extra: str) -> pytest.MarkDecorator:
@@ -12,7 +13,12 @@ def needs(extra: str) -> pytest.MarkDecorator:
 
   Args:
     extra: its folder, such as `contrib/ngram`.
+
+  Raises:
+    ValueError: there is no extra of this name.
   """
+  if extra not in EXTRAS:
+    raise ValueError(f'{extra} is none of the extras {sorted(EXTRAS)}')
   module = f'specdec_jax.{extra.replace("/", ".")}'
   return pytest.mark.skipif(
     not lazy.is_installed(module), reason=f'needs the extra {extra}'

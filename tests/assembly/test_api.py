@@ -23,7 +23,6 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import main
-from specdec_jax.measure import timing
 from specdec_jax.text import text_files, vocabularies
 from specdec_jax.text.vocabularies import TextStream
 from tests import toy_eagle
@@ -256,8 +255,6 @@ def test_lenient_greedy_decodes_with_the_limits_that_its_rule_reads(folder):
   for own in ({'top_k': 3}, {'top_p': [0.9, None]}):
     with pytest.raises(ValueError, match='changes nothing at temperature 0'):
       generate(decoder, TEXTS[:2], **own)
-  # The plain sides of `bench`, whose rule reads none.
-  assert timing.plain(decoder, 'bfloat16').sampling == Sampling()
 
 
 def test_either_name_of_the_least_length_clears_the_other():
@@ -567,38 +564,6 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
     match=r'prompt 1.*0 new.*\(NaN\)',
   ):
     generate(decoder, ['ab'])
-
-
-@pytest.mark.slow
-def test_gamma_is_measured_before_a_job_and_remembered(
-  folder, tmp_path, monkeypatch, caplog
-):
-  """Sampled, so that every gamma gives other texts."""
-  pytest.importorskip('specdec_jax.measure.gamma_search')
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  caplog.set_level('INFO', logger='specdec_jax')
-  load = functools.partial(
-    specdec_jax.load, folder, drafter='uniform', temperature=1.0
-  )
-  auto = load()
-  texts = [TEXTS[i % 5] for i in range(18)]
-  usual = {'max_new_tokens': 5, 'batch_size': 2}
-  found = list(specdec_jax.generate(auto, texts, measure_gamma=True, **usual))
-  [choice] = auto.gammas.values()
-  assert choice.source == 'measure_gamma'
-  assert set(choice.tokens_per_second) == {'0', '1', '3', '7'}
-  assert caplog.messages[-1] == choice.sentence
-  given = load(gamma=choice.gamma) if choice.gamma else load(drafter='none')
-  expected = list(specdec_jax.generate(given, texts, **usual))
-  assert [each.gamma for each in found] == [choice.gamma] * len(texts)
-  assert [each.tokens for each in found] == [each.tokens for each in expected]
-  # It serves later calls, of any number of texts, and other decoders.
-  for decoder in (auto, load()):
-    again = list(specdec_jax.generate(decoder, texts[:3], **usual))
-    assert [each.tokens for each in again] == [
-      each.tokens for each in expected[:3]
-    ]
-  assert caplog.messages[-1] == choice.sentence
 
 
 def test_a_gamma_that_nobody_gives_is_plain_decoding(

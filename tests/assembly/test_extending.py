@@ -12,15 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip('gin')
 pytest.importorskip('safetensors')
 pytest.importorskip('sentencepiece')
 
 import specdec_jax
-from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.drafters import DRAFTERS
-from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
 from specdec_jax.checkpoints import safetensors_model
 from specdec_jax.models import families
@@ -29,8 +25,6 @@ from tests import toy
 from tests.assembly import block_parallel, medusa
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import tiny
-from tests.infer import infer_runs
-from tests.planning import test_aot
 
 V, NUM_NEW, GAMMA = 128, 12, 3
 TEXTS = ('live ten dog eight yes jumps then.', 'two over echo.')
@@ -118,7 +112,7 @@ def generated(decoder):
   return list(specdec_jax.generate(decoder, TEXTS, **options))
 
 
-def test_python_flags_and_gin_decode_with_it(added, folder, capfd):
+def test_python_and_flags_decode_with_it(added, folder, capfd):
   plain = generated(load(folder, 'none'))
   found = generated(load(folder, added.name, gamma=GAMMA))
   assert [each.tokens for each in found] == [each.tokens for each in plain]
@@ -134,34 +128,6 @@ def test_python_flags_and_gin_decode_with_it(added, folder, capfd):
   for record, each in zip(result.records(), found, strict=True):
     assert record['tokens'] == list(each.tokens)
     assert record['statistics']['drafted'] == each.statistics['drafted']
-
-  module = added.choice.__module__.rpartition('.')[2]
-  own = folder / f'{added.name}.gin'
-  own.write_text(
-    'from __gin__ import dynamic_registration\n'
-    f'from tests.assembly import {module}\n'
-    'from specdec_jax.assembly import models\n'
-    'from specdec_jax.infer import decoding\n'
-    f'decoding.Decoding.make_drafter = @{module}.{added.choice.__name__}\n'
-    f'{module}.{added.choice.__name__}.model = @drafter/models.Model()\n'
-    f"drafter/models.Model.checkpoint = '{folder / added.name}'\n"
-  )
-  out = folder / f'out_{added.name}'
-  argv = infer_runs.argv(
-    folder / 'target',
-    folder / 'task.jsonl',
-    out,
-    f'--gin_file={own}',
-    infer_runs.gin_file('verification/greedy.gin'),
-    TASK_FEATURE_LENGTHS=f"{{'inputs': 64, 'targets': {NUM_NEW}}}",
-    Decoding__temperature=0.0,
-  )
-  result = tiny.run(capfd, *argv)
-  assert result.status == 0, result.err
-  records = infer_runs.records(infer_runs.result(out))
-  assert [each['prediction'] for each in records] == [
-    each.text for each in found
-  ]
 
 
 def test_a_draft_depends_on_the_text_alone(added, folder):
@@ -194,20 +160,6 @@ def test_a_draft_depends_on_the_text_alone(added, folder):
     _, cache = target.extend(params.target, block, cache)
     found, _ = draft(state, cache, 7)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_plan_prices_it(added, folder):
-  """All parts of an iteration, from the choice alone; they are not compiled."""
-  drafter = added.choice(model=Model(checkpoint=str(folder / added.name)))
-  test_aot.check_parts(
-    decoder_lib.outline(
-      Model(checkpoint=str(folder / 'target')),
-      drafter=drafter,
-      sampling=Sampling(temperature=1.0),
-      is_dry_run=True,
-    ),
-    num_trees=0,
-  )
 
 
 def test_it_touches_two_files_of_the_package(added):

@@ -1,13 +1,17 @@
 """Tiny T5s, and what T5X wrote of one."""
 
 import dataclasses
+import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
 
+from specdec_jax.checkpoints import model_file
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 T5X = GOLDEN / 't5x'
@@ -57,3 +61,13 @@ def make_params(config, seed: int = 0) -> dict:
     lambda leaf: jax.numpy.asarray(rng.standard_normal(leaf.shape), leaf.dtype),
     families.param_shapes(config),
   )
+
+
+def write_model(folder: pathlib.Path) -> pathlib.Path:
+  """T5X's checkpoint in a folder with its sizes and its vocabulary."""
+  shutil.copytree(T5X / 't5x_orbax' / 'checkpoint_7', folder / 'checkpoint_7')
+  shutil.copy(T5X / 'tiny_sp.model', folder / vocabulary_files.SENTENCEPIECE)
+  settings = json.dumps({'extra_ids': 0})
+  (folder / 'tokenizer_config.json').write_text(settings)
+  model_file.write(folder, T5X_CONFIG)
+  return folder

@@ -1,6 +1,5 @@
 """Which models, and what is told of them beside their folders."""
 
-import argparse
 import json
 import pathlib
 import shutil
@@ -10,10 +9,8 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import model_file
-from specdec_jax.cli import from_flags, options
-from specdec_jax.measure import timing
 from tests.cli.test_convert import CONFIG
-from tests.cli.tiny import assert_refused
+from tests.cli.tiny import DECODING_COMMANDS, assert_refused
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
 
@@ -56,22 +53,8 @@ def test_sizes_and_vocabulary_of_a_bare_checkpoint(run, bare, beside):
   assert drafted.records()[0]['statistics']['alpha'] == 1
 
 
-def test_plain_decoding_is_of_the_same_files(bare, beside):
-  """`bench` and `calibrate` load the target once more, in other dtypes."""
-  parser = options.Parser()
-  options.add_models(parser)
-  options.add_sampling(parser)
-  options.add_prompts(parser)
-  args = parser.parse_args(['--model', str(bare), '--prompt', 'a', *beside])
-  decoder = from_flags.choices(args).build()
-  loaded = timing.plain(decoder, 'bfloat16')
-  assert isinstance(args, argparse.Namespace)
-  assert loaded.config.dtype == 'bfloat16'
-  assert loaded.vocabulary.vocab_size == 85
-
-
-@pytest.mark.parametrize('command', ['generate', 'bench', 'calibrate'])
-def test_all_three_commands_have_the_flags(run, command):
+@pytest.mark.parametrize('command', DECODING_COMMANDS)
+def test_commands_that_decode_have_the_flags(run, command):
   out = run(command, '--help').out
   for flag in ('config', 'vocabulary', 'revision', 'draft_config', 'system'):
     assert f'--{flag} ' in out

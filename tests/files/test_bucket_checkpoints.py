@@ -12,10 +12,9 @@ pytest.importorskip('tokenizers')
 
 from specdec_jax.checkpoints import formats, loading, model_file
 from specdec_jax.cli.main import main
-from tests.checkpoints import tiny_models
+from tests.checkpoints import tiny_models, tiny_t5
 from tests.checkpoints.tiny_t5 import GOLDEN, T5X, T5X_CONFIG
 from tests.cli import tiny
-from tests.infer import infer_runs
 
 
 def t5x_legacy(folder):
@@ -46,7 +45,7 @@ def converted(to):
 
 MODELS = {
   't5x_legacy': t5x_legacy,
-  't5x_orbax': infer_runs.write_model,
+  't5x_orbax': tiny_t5.write_model,
   'orbax': converted('orbax'),
   'safetensors': converted('safetensors'),
   'huggingface': tiny.write_model,

@@ -13,6 +13,7 @@ import gcsfs
 import google.auth.exceptions
 from gcsfs.retry import HttpError
 
+from specdec_jax import lazy
 from specdec_jax.checkpoints import loading, stored_arrays, t5x
 from specdec_jax.cli.main import main
 from specdec_jax.files import buckets, full_disk
@@ -21,17 +22,7 @@ from tests import children, slow
 from tests.checkpoints.tiny_t5 import make_config, make_params
 from tests.files import door as doors
 from tests.files import server as servers
-from tests.infer import infer_runs
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-  """gcsfs asks again at once."""
-
-  async def no_time(seconds):
-    del seconds
-
-  monkeypatch.setattr('gcsfs.retry.asyncio.sleep', no_time)
+from tests.files.server import NOWHERE
 
 
 def told(capfd, *command, status=2) -> str:
@@ -45,7 +36,6 @@ def told(capfd, *command, status=2) -> str:
   return err.removeprefix('specdec: error: ').strip()
 
 
-NOWHERE = 'gs://there-is-none/name'
 COMMANDS = {
   'generate --model': ('generate', '--prompt=a', '--model', NOWHERE),
   'generate --prompts': (
@@ -56,12 +46,13 @@ COMMANDS = {
   ),
   'convert from': ('convert', NOWHERE, 'out', '--to=safetensors'),
   'convert to': ('convert', 'ende-nano', NOWHERE, '--to=safetensors'),
-  'eval': ('eval', NOWHERE),
-  'merge': ('merge', NOWHERE),
-  'plan': ('plan', '--costs', NOWHERE, '--alpha=0.5'),
-  'trace': ('trace', NOWHERE),
-  'gin file': ('infer', f'--gin_file={NOWHERE}.gin'),
 }
+for rows in lazy.installed(
+  'tests.infer.contract_rows:BUCKET_COMMANDS',
+  'tests.planning.contract_rows:BUCKET_COMMANDS',
+  'tests.trace.contract_rows:BUCKET_COMMANDS',
+):
+  COMMANDS |= rows
 
 
 @pytest.mark.parametrize('command', COMMANDS.values(), ids=COMMANDS)
@@ -77,12 +68,6 @@ def test_nothing_in_the_bucket(bucket, capfd):
   assert told(
     capfd, 'generate', '--prompt=a', '--model', f'{bucket}/t5'
   ).startswith(f"no model is called '{bucket}/t5': give ")
-  assert told(capfd, 'trace', f'{bucket}/t') == (
-    f'{bucket}/t: No such file or directory'
-  )
-  assert told(capfd, 'merge', f'{bucket}/out') == (
-    f'{bucket}/out has no shards to merge'
-  )
 
 
 def test_no_server(server, impatient, monkeypatch, capfd):
@@ -277,35 +262,3 @@ def files(folder) -> dict:
     for path in folder.rglob('*')
     if path.is_file()
   }
-
-
-@pytest.mark.slow
-def test_infer_loses_nothing(door, server, bucket, impatient, tmp_path, capfd):
-  """Refused its second chunk, then hung up on at its third; the rest is decoded
-  through a door that is slow."""
-  pytest.importorskip('gin')
-  pytest.importorskip('sentencepiece')
-  infer_runs.write_model(tmp_path / 'in' / 't5')
-  task = tmp_path / 'in' / 'task.jsonl'
-  infer_runs.write_task(task, 3 * infer_runs.BATCH_SIZE)
-  assert main(infer_runs.argv(tmp_path / 'in/t5', task, tmp_path / 'out')) == 0
-  inputs = server.upload(tmp_path / 'in', f'{bucket}/in')
-  out = f'{bucket}/out'
-  command = infer_runs.argv(f'{inputs}/t5', f'{inputs}/task.jsonl', out)
-  capfd.readouterr()
-  for index, answer, reason, status in (
-    (1, 403, 'no permission: ', 2),
-    (2, 0, 'the server', 75),
-  ):
-    door.refusal = doors.writes_of(f'chunk0000{index}', answer)
-    place = f'{out}/tmp-task-predict-00000-of-00001/'
-    place += f'task-predict.jsonl-00000-of-00001-chunk0000{index}'
-    found = told(capfd, *command, status=status)
-    assert found.startswith(f'cannot write {place}: {reason}')
-    marks = [name for name in server.times(out) if '.COMPLETED' in name]
-    assert len(marks) == index
-  assert door.num_refused == 1 + gcsfs.GCSFileSystem.retries
-  door.refusal, door.seconds = lambda *_: None, 0.001
-  assert main(command) == 0
-  name = infer_runs.result('').name
-  assert server.objects(out)[name] == (tmp_path / 'out' / name).read_bytes()

@@ -2,28 +2,16 @@
 
 import json
 import pathlib
-import shutil
 
 import numpy as np
 
-from specdec_jax.checkpoints import model_file
 from specdec_jax.text import vocabulary_files
-from tests.checkpoints.tiny_t5 import T5X, T5X_CONFIG
+from tests.checkpoints.tiny_t5 import T5X
 
 ROOT = pathlib.Path(__file__).parents[2]
 RUN = ROOT / 'gin_configs' / 'runs' / 'infer.gin'
 LENGTHS = "{'inputs': 12, 'targets': 16}"
 BATCH_SIZE = 8
-
-
-def write_model(folder: pathlib.Path) -> pathlib.Path:
-  """T5X's checkpoint in a folder with its sizes and its vocabulary."""
-  shutil.copytree(T5X / 't5x_orbax' / 'checkpoint_7', folder / 'checkpoint_7')
-  shutil.copy(T5X / 'tiny_sp.model', folder / vocabulary_files.SENTENCEPIECE)
-  settings = json.dumps({'extra_ids': 0})
-  (folder / 'tokenizer_config.json').write_text(settings)
-  model_file.write(folder, T5X_CONFIG)
-  return folder
 
 
 def write_task(path: pathlib.Path, num_examples: int, seed: int = 0) -> None:

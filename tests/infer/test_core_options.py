@@ -9,6 +9,7 @@ pytest.importorskip('jinja2')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
+from tests.checkpoints import tiny_t5
 from tests.cli import tiny
 from tests.cli.test_chat_template_doors import (  # noqa: F401
   NUM_NEW,
@@ -31,7 +32,7 @@ def test_the_self_test_comes_before_the_first_example(
 ):
   infer_runs.write_task(tmp_path / 'task.jsonl', 4)
   command = infer_runs.argv(
-    infer_runs.write_model(tmp_path / 'model'),
+    tiny_t5.write_model(tmp_path / 'model'),
     tmp_path / 'task.jsonl',
     tmp_path / 'out',
     infer_runs.gin_file('drafters/prompt_lookup.gin'),
@@ -45,7 +46,7 @@ def test_a_dry_run_counts_the_bytes(capfd, tmp_path):
   task, folder = tmp_path / 'task.jsonl', tmp_path / 'model'
   infer_runs.write_task(task, 9)
   folder.mkdir()
-  infer_runs.write_model(folder)
+  tiny_t5.write_model(folder)
   rows = {}
   for bound in (None, 'int8'):
     out = tmp_path / f'{bound}'

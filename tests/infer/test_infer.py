@@ -33,6 +33,7 @@ from specdec_jax.measure import gamma_trials
 from specdec_jax.models import families, presets
 from specdec_jax.sampling import logits
 from specdec_jax.text import tasks, vocabulary_files
+from tests.checkpoints import tiny_t5
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
@@ -44,7 +45,7 @@ NUM_EXAMPLES = 44
 
 @pytest.fixture(scope='session')
 def t5(tmp_path_factory):
-  return infer_runs.write_model(tmp_path_factory.mktemp('t5'))
+  return tiny_t5.write_model(tmp_path_factory.mktemp('t5'))
 
 
 @pytest.fixture(scope='session')

@@ -18,6 +18,7 @@ pytest.importorskip('tensorstore')
 from specdec_jax.launch import processes
 from specdec_jax.training import metrics_log
 from tests import children
+from tests.checkpoints import tiny_t5
 from tests.cli import tiny
 from tests.infer import infer_runs
 from tests.infer.infer_runs import argv, predictions, result
@@ -36,7 +37,7 @@ def task(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def t5(tmp_path_factory):
-  return infer_runs.write_model(tmp_path_factory.mktemp('t5'))
+  return tiny_t5.write_model(tmp_path_factory.mktemp('t5'))
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ def test_processes_that_disagree_are_refused(start, tmp_path, name):
   elif name == 'Decoding.temperature':
     command += [tuple(f'--gin.{name}={value}' for value in (0.0, 1.0))]
   for i, place in enumerate(places):
-    infer_runs.write_model(place / 't5')
+    tiny_t5.write_model(place / 't5')
     infer_runs.write_task(place / 'task.jsonl', 9, seed=i * ('exa' in name))
     tiny_runs.write_tokens(place / 'tokens', train=90 + i)
     (place / 'train.gin').write_text(GIN.format(base='train'))

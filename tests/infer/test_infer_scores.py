@@ -11,9 +11,9 @@ pytest.importorskip('tensorstore')
 
 from specdec_jax.infer import output
 from specdec_jax.text import vocabulary_files
+from tests.checkpoints import tiny_t5
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli.tiny import assert_refused
-from tests.infer import infer_runs
 from tests.infer.infer_runs import argv, gin_file, records
 
 LENGTHS = {'TASK_FEATURE_LENGTHS': "{'inputs': 16, 'targets': 16}"}
@@ -26,7 +26,7 @@ WAYS = {'samples': SAMPLES, 'beams': BEAMS, 'score': SCORE}
 
 @pytest.fixture(scope='session')
 def t5(tmp_path_factory):
-  return infer_runs.write_model(tmp_path_factory.mktemp('scored_t5'))
+  return tiny_t5.write_model(tmp_path_factory.mktemp('scored_t5'))
 
 
 @pytest.fixture(scope='session')

@@ -12,6 +12,7 @@ from specdec_jax.assembly import t5x_names as names
 from specdec_jax.checkpoints import model_file
 from specdec_jax.launch import gin_launch
 from specdec_jax.text import vocabulary_files
+from tests.checkpoints import tiny_t5
 from tests.cli import tiny
 from tests.infer import infer_runs
 
@@ -287,7 +288,7 @@ def test_a_run_among_the_examples_of_t5x(run, tmp_path):
 def test_a_file_that_configures_t5x(run, tmp_path):
   """A T5X user's own file, in the place of `infer.gin`, and command; and the
   same in our own words."""
-  folder = infer_runs.write_model(tmp_path / 'model')
+  folder = tiny_t5.write_model(tmp_path / 'model')
   task = tmp_path / 'task.jsonl'
   infer_runs.write_task(task, 6)
   own = tmp_path / 'own.gin'

@@ -16,6 +16,7 @@ from specdec_jax.infer import output
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
 from specdec_jax.training import metrics_log
+from tests.checkpoints import tiny_t5
 from tests.infer import infer_runs
 from tests.infer.infer_runs import gin_file
 from tests.kills.places import Bucket, Disk
@@ -97,7 +98,7 @@ def files(place: Disk | Bucket, but: str = '$^') -> dict[str, str]:
 
 def write_model_and_task(folder: Path) -> None:
   infer_runs.write_task(folder / 'task.jsonl', NUM_EXAMPLES)
-  infer_runs.write_model(folder / 't5')
+  tiny_t5.write_model(folder / 't5')
 
 
 def infer(

@@ -112,3 +112,7 @@ def test_the_page_must_not_overwrite_the_trace(run, recorded, tmp_path):
   assert recorded.read_bytes() == before
   missing = tmp_path / 'none' / 'page.html'
   assert_refused(run('trace', recorded, '--html', missing), 'no folder')
+
+
+def test_the_help_says_how_to_call_it(run):
+  assert 'usage: specdec trace' in run('trace', '--help').out

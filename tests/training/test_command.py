@@ -173,6 +173,13 @@ def test_every_flag_has_a_help_text(command):
   assert not bare
 
 
+def test_help_shows_defaults_as_they_are_typed(run):
+  shown = ' '.join(run('data', 'rewrite', '--help').out.split())
+  assert '(default: 0.0)' in shown
+  assert '(default: train)' in shown
+  assert '(default: )' not in run('data', 'prepare', '--help').out
+
+
 def test_a_resumed_log_goes_on_after_its_step(tmp_path):
   def losses():
     lines = metrics_log.read_log(tmp_path / metrics_log.NAME)

@@ -9,6 +9,7 @@ from specdec_jax.models import families
 from tests.contracts.table_of_models import NETWORKS, start
 
 FAMILIES = {'block_heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=4)}
+DRAFTER_OPTIONS = {'block_heads': {'gamma': 2}}
 CONVERTED = {'heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=16)}
 
 

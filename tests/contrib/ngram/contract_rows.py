@@ -44,3 +44,9 @@ def in_the_loop(
   if name.startswith('argmax'):
     return ngram(table, gamma=gamma)
   return ngram(table, gamma=gamma, logits_to_probs=logits_to_probs)
+
+
+# The options with which every door drafts; `{folder}` has the texts.
+DRAFTER_OPTIONS = {
+  'ngram': {'gamma': 2, 'ngram_text': '{folder}/counted.txt'},
+}

@@ -1,66 +1,35 @@
 """Runs to a bucket that are killed, and pods whose hosts change."""
 
-import signal
 import time
 
 import pytest
 
+pytest.importorskip('gcsfs')
 pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 
+import gcsfs
+
 from specdec_jax.cli.main import main
 from tests import children
+from tests.checkpoints import tiny_t5
 from tests.files import door as doors
 from tests.files import server as servers
-from tests.files import test_bucket_training as test_training
+from tests.files.pods import assert_done, assert_killed, pod
+from tests.files.test_bucket_failures import told
 from tests.infer import infer_runs
 from tests.infer.infer_runs import argv
 
-# The command, killed when it would write another object than the first N.
-KILLED = """
-import os, signal, sys
-from specdec_jax.cli import main
-from specdec_jax.files import buckets
-
-left = int(sys.argv[1])
-
-def counted(write):
-  def call(*args):
-    global left
-    left -= 1
-    if left < 0:
-      os.kill(os.getpid(), signal.SIGKILL)
-    return write(*args)
-  return call
-
-for name in ('upload', 'create'):
-  write = getattr(buckets.BucketPath, name)
-  setattr(buckets.BucketPath, name, counted(write))
-sys.exit(main.main(sys.argv[2:]))
-"""
 NUM_CHUNKS = 5
 
 
 @pytest.fixture(scope='module')
 def inputs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('inputs')
-  infer_runs.write_model(folder / 't5')
+  tiny_t5.write_model(folder / 't5')
   num_examples = NUM_CHUNKS * infer_runs.BATCH_SIZE
   infer_runs.write_task(folder / 'task.jsonl', 2 * num_examples)
   return folder
-
-
-@pytest.fixture
-def start():
-  """Starts a command that can write so many objects; what still runs in the end
-  is killed."""
-  with children.starter() as start_python:
-
-    def call(num_writes, *flags, num_devices=1):
-      arguments = '-c', KILLED, str(num_writes), *flags
-      return start_python(*arguments, num_devices=num_devices)
-
-    yield call
 
 
 def flags(inputs, out, *more, **bindings):
@@ -76,35 +45,12 @@ def flags(inputs, out, *more, **bindings):
   )
 
 
-def assert_killed(process) -> None:
-  said = process.communicate(timeout=480)[1]
-  assert process.returncode == -signal.SIGKILL, said
-
-
 def assert_same_results(server, out, folder) -> None:
   found = server.objects(out)
   final = infer_runs.result(folder, shard='00001-of-00002')
   for path in (final, final.with_name(f'{final.name}.COMPLETED')):
     assert found.pop(path.name) == path.read_bytes()
   assert set(found) == {'config.gin'}
-
-
-def pod(start, num_writes, command) -> list:
-  """Two hosts of four devices."""
-  places = [
-    f'--coordinator_address=localhost:{servers.free_port()}',
-    '--process_count=2',
-  ]
-  return [
-    start(num_writes, *command, *places, f'--process_index={i}', num_devices=4)
-    for i in range(2)
-  ]
-
-
-def assert_done(processes) -> None:
-  for process in processes:
-    said = process.communicate(timeout=480)[1]
-    assert process.returncode == 0, said
 
 
 # The command, with a gcsfs that asks again at once.
@@ -166,15 +112,17 @@ def chunks(server, out) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(server, bucket, start, inputs, tmp_path, capfd):
+def test_a_killed_run_goes_on(
+  server, bucket, start_limited, inputs, tmp_path, capfd
+):
   """Killed before the mark of a chunk, and before the last mark of all."""
   assert main(flags(inputs, tmp_path)) == 0
   out = f'{bucket}/out'
   # Settings, config.gin, a chunk and its mark, a chunk.
-  assert_killed(start(5, *flags(inputs, out)))
+  assert_killed(start_limited(5, *flags(inputs, out)))
   assert chunks(server, out) == ['0', '0.COMPLETED', '1']
   # config.gin, four chunks and their marks, the whole.
-  assert_killed(start(10, *flags(inputs, out)))
+  assert_killed(start_limited(10, *flags(inputs, out)))
   assert infer_runs.result('', shard='00001-of-00002').name in server.times(out)
   capfd.readouterr()
   assert main(flags(inputs, out)) == 0
@@ -183,7 +131,9 @@ def test_a_killed_run_goes_on(server, bucket, start, inputs, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_pod_that_loses_a_host(server, bucket, start, inputs, tmp_path):
+def test_a_pod_that_loses_a_host(
+  server, bucket, start_limited, inputs, tmp_path
+):
   """Two hosts of four devices. The one that writes is lost, the other one is
   ended; then both begin again."""
   mesh = {
@@ -193,30 +143,39 @@ def test_a_pod_that_loses_a_host(server, bucket, start, inputs, tmp_path):
   assert main(flags(inputs, tmp_path, **mesh)) == 0
   out = f'{bucket}/out'
 
-  first, second = pod(start, 7, flags(inputs, out, **mesh))
+  first, second = pod(start_limited, 7, flags(inputs, out, **mesh))
   assert_killed(first)
   second.kill()
   assert chunks(server, out) == ['0', '0.COMPLETED', '1', '1.COMPLETED', '2']
-  assert_done(pod(start, 100, flags(inputs, out, **mesh)))
+  assert_done(pod(start_limited, 100, flags(inputs, out, **mesh)))
   assert_same_results(server, out, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_pod_that_trains_loses_a_host(server, bucket, start, tmp_path):
-  """Two hosts of four devices; the one that writes is lost between two
-  checkpoints. A pod with a disk leaves the same bytes."""
-  test_training.write_inputs(tmp_path)
-  there = server.upload(tmp_path, f'{bucket}/inputs')
-  out = f'{bucket}/run'
-  assert_done(
-    pod(start, 100, test_training.argv(tmp_path, tmp_path / 'run', 4))
-  )
-  # Sizes, vocabulary, settings, config.gin, the lines of two steps; then more.
-  first, second = pod(start, 5, test_training.argv(there, out, 4))
-  assert_killed(first)
-  second.kill()
-  second.wait()
-  assert not server.objects(f'{out}/model')
-  assert 'commit_success.txt' in server.objects(f'{out}/checkpoints/2')
-  assert_done(pod(start, 100, test_training.argv(there, out, 4)))
-  assert test_training.contents(out) == test_training.contents(tmp_path / 'run')
+def test_infer_loses_nothing(door, server, bucket, impatient, tmp_path, capfd):
+  """Refused its second chunk, then hung up on at its third; the rest is decoded
+  through a door that is slow."""
+  tiny_t5.write_model(tmp_path / 'in' / 't5')
+  task = tmp_path / 'in' / 'task.jsonl'
+  infer_runs.write_task(task, 3 * infer_runs.BATCH_SIZE)
+  assert main(infer_runs.argv(tmp_path / 'in/t5', task, tmp_path / 'out')) == 0
+  inputs = server.upload(tmp_path / 'in', f'{bucket}/in')
+  out = f'{bucket}/out'
+  command = infer_runs.argv(f'{inputs}/t5', f'{inputs}/task.jsonl', out)
+  capfd.readouterr()
+  for index, answer, reason, status in (
+    (1, 403, 'no permission: ', 2),
+    (2, 0, 'the server', 75),
+  ):
+    door.refusal = doors.writes_of(f'chunk0000{index}', answer)
+    place = f'{out}/tmp-task-predict-00000-of-00001/'
+    place += f'task-predict.jsonl-00000-of-00001-chunk0000{index}'
+    found = told(capfd, *command, status=status)
+    assert found.startswith(f'cannot write {place}: {reason}')
+    marks = [name for name in server.times(out) if '.COMPLETED' in name]
+    assert len(marks) == index
+  assert door.num_refused == 1 + gcsfs.GCSFileSystem.retries
+  door.refusal, door.seconds = lambda *_: None, 0.001
+  assert main(command) == 0
+  name = infer_runs.result('').name
+  assert server.objects(out)[name] == (tmp_path / 'out' / name).read_bytes()

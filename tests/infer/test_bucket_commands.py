@@ -1,4 +1,5 @@
-"""The commands with everything in a bucket, and with nothing there."""
+"""`infer`, `merge` and `eval` with everything in a bucket, and with nothing
+there."""
 
 import json
 import re
@@ -13,7 +14,9 @@ pytest.importorskip('sacrebleu')
 from specdec_jax.cli.main import main
 from specdec_jax.files.paths import user_path
 from specdec_jax.infer.output import Shard
-from tests.checkpoints.tiny_t5 import T5X
+from tests.checkpoints import tiny_t5
+from tests.cli.tiny import run_well
+from tests.files.test_bucket_failures import told
 from tests.infer import infer_runs, test_infer_output
 from tests.infer.infer_runs import argv
 
@@ -21,19 +24,11 @@ NUM_EXAMPLES = 40
 NAME = 'task-predict.jsonl'
 
 
-def run(capfd, *command) -> str:
-  """The command, which should end well; what it printed."""
-  status = main([str(each) for each in command])
-  out, err = capfd.readouterr()
-  assert status == 0, err
-  return out
-
-
 @pytest.fixture(scope='module')
 def inputs(tmp_path_factory):
   """A model, a task and a gin file."""
   folder = tmp_path_factory.mktemp('inputs')
-  infer_runs.write_model(folder / 't5')
+  tiny_t5.write_model(folder / 't5')
   infer_runs.write_task(folder / 'task.jsonl', NUM_EXAMPLES)
   (folder / 'own.gin').write_text(
     "include 'gin_configs/drafters/uniform.gin'\ninclude 'more.gin'\n"
@@ -80,9 +75,9 @@ def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
   for shard in (0, 1):
     for source, target in ((inputs, local), (there, out)):
       command = infer(source, target, infer__num_shards=2)
-      run(capfd, *command, f'--shard_id={shard}')
+      run_well(capfd, *command, f'--shard_id={shard}')
   for target in (local, out):
-    printed = run(capfd, 'merge', target)
+    printed = run_well(capfd, 'merge', target)
     assert f'{NAME}-00000-of-00001:{NUM_EXAMPLES}ex' in ''.join(printed.split())
   objects = server.objects(out)
   files = {path.name: path.read_bytes() for path in local.iterdir()}
@@ -100,8 +95,10 @@ def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
   figures = []
   for target in (local, out):
     json_path = f'{target}-eval.json'
-    run(capfd, 'eval', f'{target}/{NAME}-00000-of-00001', '--json', json_path)
-    figures.append(run(capfd, 'eval', f'{target}/{NAME}-00000-of-00001',
+    run_well(
+      capfd, 'eval', f'{target}/{NAME}-00000-of-00001', '--json', json_path
+    )
+    figures.append(run_well(capfd, 'eval', f'{target}/{NAME}-00000-of-00001',
                        '--json', '-'))  # fmt: skip
   assert json.loads(figures[0]) == json.loads(figures[1])
   stored = server.objects(f'{bucket}/results')['out[1]-eval.json']
@@ -112,46 +109,6 @@ def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
   assert f'{out}/{NAME}-00000-of-00002 is complete already' in (
     capfd.readouterr().err
   )
-
-
-@pytest.mark.slow
-def test_traces_and_prompts(server, bucket, tmp_path, capfd):
-  prompts = tmp_path / 'prompts.txt'
-  prompts.write_text('Open the file.\n')
-  there = server.upload(prompts, f'{bucket}/prompts.txt')
-  command = ('generate', '--model=ende-nano', '--drafter=uniform',
-             '--max_new_tokens=8', '--gamma=2')  # fmt: skip
-  shown = []
-  for source, trace in (
-    (prompts, tmp_path / 'trace.jsonl'),
-    (there, f'{bucket}/trace.jsonl'),
-  ):
-    run(capfd, *command, '--prompts', source, '--trace', trace)
-    shown.append(run(capfd, 'trace', trace))
-    run(capfd, 'trace', trace, '--html', f'{trace}.html')
-  assert shown[0] == shown[1]
-  objects = server.objects(bucket)
-  assert set(objects) == {'prompts.txt', 'trace.jsonl', 'trace.jsonl.html'}
-  local = (tmp_path / 'trace.jsonl').read_bytes()
-  assert objects['trace.jsonl'].count(b'\n') == local.count(b'\n')
-
-
-def test_data_in_a_bucket(server, bucket, tmp_path, capfd):
-  """Token files are those that are made on a disk, and no others go."""
-  text, words = tmp_path / 'text.jsonl', T5X / 'tiny_sp.model'
-  infer_runs.write_task(text, 40)
-  there = server.upload(text, f'{bucket}/text.jsonl')
-  words_there = server.upload(words, f'{bucket}/words.model')
-  other = server.upload(text, f'{bucket}/tokens1/a')
-  for inputs, vocabulary, target in (
-    (text, words, tmp_path),
-    (there, words_there, bucket),
-  ):
-    run(capfd, 'data', 'prepare', '--inputs', inputs, '--vocabulary',
-        vocabulary, '--out', f'{target}/tokens[1]')  # fmt: skip
-  files = {p.name: p.read_bytes() for p in (tmp_path / 'tokens[1]').iterdir()}
-  assert server.objects(f'{bucket}/tokens[1]') == files
-  assert user_path(other).is_file()
 
 
 def test_a_gin_file_that_is_not_there(server, bucket, inputs, capfd):
@@ -186,3 +143,9 @@ def test_a_gin_file_in_a_bucket_runs_code_if_asked(
     said = capfd.readouterr().err
     assert ('--gin_remote_imports' in said) == (not flag)
     assert ran.exists() == bool(flag)
+
+
+def test_a_folder_in_a_bucket_without_shards(bucket, capfd):
+  assert told(capfd, 'merge', f'{bucket}/out') == (
+    f'{bucket}/out has no shards to merge'
+  )

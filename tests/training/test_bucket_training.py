@@ -1,4 +1,4 @@
-"""A run whose token files and whose folder are in a bucket."""
+"""Runs whose token files and whose folder are in a bucket."""
 
 import json
 
@@ -13,7 +13,10 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.cli.main import main
 from specdec_jax.files.paths import user_path
 from specdec_jax.training import metrics_log
+from tests.checkpoints.tiny_t5 import T5X
+from tests.cli.tiny import run_well
 from tests.files import door as doors
+from tests.files.pods import assert_done, assert_killed, pod
 from tests.training import tiny_runs
 from tests.training.test_command import GIN
 
@@ -117,3 +120,46 @@ def test_a_server_that_refuses_is_no_damage(
   door.refusal = lambda *_: None
   assert train(inputs, out, 6) == 0
   assert contents(out) == whole
+
+
+@pytest.mark.slow
+def test_a_pod_that_trains_loses_a_host(
+  server, bucket, start_limited, tmp_path
+):
+  """Two hosts of four devices; the one that writes is lost between two
+  checkpoints. A pod with a disk leaves the same bytes."""
+  write_inputs(tmp_path)
+  there = server.upload(tmp_path, f'{bucket}/inputs')
+  out = f'{bucket}/run'
+  assert_done(pod(start_limited, 100, argv(tmp_path, tmp_path / 'run', 4)))
+  # Sizes, vocabulary, settings, config.gin, the lines of two steps; then more.
+  first, second = pod(start_limited, 5, argv(there, out, 4))
+  assert_killed(first)
+  second.kill()
+  second.wait()
+  assert not server.objects(f'{out}/model')
+  assert 'commit_success.txt' in server.objects(f'{out}/checkpoints/2')
+  assert_done(pod(start_limited, 100, argv(there, out, 4)))
+  assert contents(out) == contents(tmp_path / 'run')
+
+
+def test_data_in_a_bucket(server, bucket, tmp_path, capfd):
+  """Token files are those that are made on a disk, and no others go."""
+  text, words = tmp_path / 'text.jsonl', T5X / 'tiny_sp.model'
+  lines = [
+    json.dumps({'inputs': f'two over {i}.', 'targets': 'echo.'})
+    for i in range(40)
+  ]
+  text.write_text('\n'.join(lines) + '\n')
+  there = server.upload(text, f'{bucket}/text.jsonl')
+  words_there = server.upload(words, f'{bucket}/words.model')
+  other = server.upload(text, f'{bucket}/tokens1/a')
+  for inputs, vocabulary, target in (
+    (text, words, tmp_path),
+    (there, words_there, bucket),
+  ):
+    run_well(capfd, 'data', 'prepare', '--inputs', inputs, '--vocabulary',
+        vocabulary, '--out', f'{target}/tokens[1]')  # fmt: skip
+  files = {p.name: p.read_bytes() for p in (tmp_path / 'tokens[1]').iterdir()}
+  assert server.objects(f'{bucket}/tokens[1]') == files
+  assert user_path(other).is_file()
