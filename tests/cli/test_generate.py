@@ -572,7 +572,7 @@ def test_a_file_has_one_writer(run, model, tmp_path):
   with outputs.reserved(str(path)):
     # A process that is killed now leaves nothing beside its results.
     assert list(tmp_path.iterdir()) == []
-    for command in ('generate', 'bench', 'calibrate'):
+    for command in tiny.DECODING_COMMANDS:
       result = run(command, *usual, '--json', path)
       tiny.assert_refused(result, 'is writing', str(path))
     assert run('generate', *usual, '--json', '/dev/null').status == 0

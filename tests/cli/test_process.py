@@ -13,6 +13,7 @@ from importlib import metadata
 
 import pytest
 
+from specdec_jax import lazy
 from specdec_jax.assembly import trace_files as storage
 from tests import children
 from tests.cli.tiny import begun, without_styles
@@ -64,7 +65,7 @@ def test_help_and_errors_answer_soon(start):
   shown = start('--help')
   out, err = shown.communicate(timeout=180)
   assert (shown.returncode, err) == (0, b'')
-  for command in (b'generate', b'infer', b'train', b'doctor'):
+  for command in (b'generate', b'chat', b'convert', b'doctor'):
     assert command in out
   refused = start('generate', '--prompt', 'a', '--gamma', '0')
   out, err = refused.communicate(timeout=180)
@@ -200,10 +201,9 @@ def test_libtpu_in_a_directory_that_was_deleted(
   folder.mkdir()
   monkeypatch.chdir(folder)
   folder.rmdir()
-  slice_ = ('--topology', 'v4:1x1x1', '--drafter', 'prompt_lookup')
   for command in (
     ('generate', '--model', model, '--prompt', 'a'),
-    ('plan', '--target', 't5_1_1_small', *slice_),
+    *lazy.installed('tests.planning.contract_rows:ON_TPU'),
   ):
     process = start(*command)
     _, err = process.communicate(timeout=120)

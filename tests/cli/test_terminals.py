@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from specdec_jax import lazy
 from specdec_jax.cli.main import main
-from specdec_jax.files.replacing import write_text
 from specdec_jax.launch import progress
 from tests.cli import tiny
 
 # Of control characters, those that a terminal obeys though they are no line
 # break or tab; a terminal reads U+009B as it does ESC [.
 _CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]')
-_NAME = 'x\x1b]0;title\x07\x9b2J\u202e'
-_SHOWN = 'x␛]0;title␇<U+009B>2J<U+202E>'
+NAME = 'x\x1b]0;title\x07\x9b2J\u202e'
+SHOWN = 'x␛]0;title␇<U+009B>2J<U+202E>'
 _SHORT = '--max_new_tokens', '3', '--gamma', '2', '--drafter', 'prompt_lookup'
 
 
@@ -71,16 +71,16 @@ def assert_harmless(text: str) -> None:
 def test_what_a_model_says(escaping, on_terminal, monkeypatch, tmp_path):
   terminal = on_terminal()
   prompts = tmp_path / 'prompts.txt'
-  prompts.write_text(f'in\n{_NAME}\n')
+  prompts.write_text(f'in\n{NAME}\n')
   path = tmp_path / 'trace.jsonl'
   # One prompt streams, several are shown row by row.
   assert main(['generate', *escaping, '--prompt', 'in']) == 0
   assert '␛␛␛' in tiny.without_styles(terminal.text())
   more = '--batch_size', '2', '--prompts', str(prompts), '--trace', str(path)
   assert main(['generate', *escaping, *more]) == 0
-  assert f'> {_SHOWN}' in tiny.without_styles(terminal.text())
-  for style in ('lines', 'flow'):
-    assert main(['trace', str(path), '--style', style]) == 0
+  assert f'> {SHOWN}' in tiny.without_styles(terminal.text())
+  for show in lazy.installed('tests.trace.contract_rows:show'):
+    show(path)
   for verdicts in ((), ('--verdicts',)):
     monkeypatch.setattr(sys, 'stdin', io.StringIO('in\n'))
     before = len(terminal.text())
@@ -100,63 +100,44 @@ def test_pipes_get_the_text_itself(escaping, command, capfd, monkeypatch):
 def test_json_on_a_terminal_is_escaped(model, on_terminal):
   terminal = on_terminal()
   flags = '--model', model, *_SHORT, '--json', '-'
-  for prompt in (_NAME, 'ü'):
+  for prompt in (NAME, 'ü'):
     assert main(['generate', *flags, '--prompt', prompt]) == 0
   shown = terminal.text()
   assert_harmless(shown)
   lines = re.findall(r'{"prompt".*}', shown)
-  assert [json.loads(line)['prompt'] for line in lines] == [_NAME, 'ü']
+  assert [json.loads(line)['prompt'] for line in lines] == [NAME, 'ü']
   assert '"ü"' in lines[1]
-
-
-def test_figures_of_a_file(model, on_terminal, tmp_path):
-  terminal = on_terminal()
-  costs = {
-    'kind': 'specdec costs',
-    'source': _NAME,
-    'model': '[/red]',
-    **dict.fromkeys(('drafter', 'dtype', 'device'), _NAME),
-    **{'batch_size': 1, 'widths': [1, 3], 'target_seconds': [1.0, 1.1]},
-    **{'first_draft_seconds': 0.1, 'draft_seconds': 0.1},
-    **{'loop_seconds': 0.0, 'c_hat': 0.1},
-  }
-  path = tmp_path / 'costs.json'
-  write_text(path, json.dumps(costs))
-  assert main(['plan', '--costs', str(path), '--alpha', '0.5']) == 0
-  assert _SHOWN in terminal.text()
-  assert '[/red]' in terminal.text()
-  assert_harmless(terminal.text())
 
 
 def test_names_of_files_in_errors(make_model, on_terminal):
   terminal = on_terminal()
   folders = [Path(make_model(name)) for name in ('a_key', 'a_tensor')]
   config = folders[0] / 'config.json'
-  config.write_text(json.dumps(json.loads(config.read_text()) | {_NAME: 1}))
+  config.write_text(json.dumps(json.loads(config.read_text()) | {NAME: 1}))
   weights = folders[1] / 'model.safetensors'
   tensors = safetensors.numpy.load_file(weights)
-  safetensors.numpy.save_file(tensors | {_NAME: np.ones(2)}, weights)
+  safetensors.numpy.save_file(tensors | {NAME: np.ones(2)}, weights)
   for folder in folders:
     assert main(['generate', '--model', str(folder), '--prompt', 'in']) == 2
-    assert _SHOWN in terminal.text()
+    assert SHOWN in terminal.text()
   # argparse says what it does not know.
-  assert main(['generate', '--prompt', 'in', f'--{_NAME}']) == 2
+  assert main(['generate', '--prompt', 'in', f'--{NAME}']) == 2
   assert_harmless(terminal.text())
-  assert terminal.text().count(_SHOWN) == 3
+  assert terminal.text().count(SHOWN) == 3
 
 
 def test_messages_in_a_file_are_harmless_too(capsys):
-  progress.say(f'{_NAME}\n\tü')
-  assert capsys.readouterr().err == f'specdec: {_SHOWN}\n\tü\n'
+  progress.say(f'{NAME}\n\tü')
+  assert capsys.readouterr().err == f'specdec: {SHOWN}\n\tü\n'
 
 
 def test_progress(on_terminal):
   terminal = on_terminal()
-  name = f'[/red]{_NAME}'
+  name = f'[/red]{NAME}'
   with progress.waiting(name):
     pass
   with progress.bar(name, 1) as bar:
     bar.advance(1)
     time.sleep(0.2)
-  assert f'[/red]{_SHOWN}' in terminal.text()
+  assert f'[/red]{SHOWN}' in terminal.text()
   assert_harmless(terminal.text())

@@ -1,6 +1,5 @@
 """What is fuzzed: readers, the files changed under them, their formats."""
 
-import dataclasses
 import functools
 import gzip
 import os
@@ -13,49 +12,24 @@ from typing import Any
 import jax
 import numpy as np
 
+from specdec_jax import lazy
 from specdec_jax.assembly import trace_files as storage
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.text import vocabulary_files
-from specdec_jax.trace import page
-from specdec_jax.training.data import token_files, written_texts
 from tests.fuzz import formats, mutations
+from tests.fuzz.reader import (
+  GGUF,
+  GZIP,
+  JSON,
+  LINES,
+  MSGPACK,
+  PROTOBUF,
+  SAFETENSORS,
+  Reader,
+)
 
 # Of how many bytes a small file can be that decompresses to 64 MiB.
 _BOMB_BYTES = 2**26
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-  """How a file becomes a tree and a tree becomes a file."""
-
-  parse: Callable[[bytes], Any]
-  write: Callable[[Any], bytes]
-
-
-_JSON = Format(formats.parse_json, formats.write_json)
-_LINES = Format(formats.parse_lines, formats.write_lines)
-_SAFETENSORS = Format(formats.parse_safetensors, formats.write_safetensors)
-_MSGPACK = Format(formats.parse_msgpack, formats.write_msgpack)
-_PROTOBUF = Format(formats.parse_protobuf, formats.write_protobuf)
-_GZIP = Format(formats.parse_gzip, formats.write_gzip)
-_GGUF = Format(lambda data: None, formats.write_gguf)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reader:
-  """A reader and the files that are changed under it.
-
-  Attributes:
-    folder: the seed that it reads, a folder of `seeds.extract`.
-    patterns: which files of it are changed, separated by blanks.
-    read: reads the folder, and uses what it read.
-    format: of the files, or None where only bytes are changed.
-  """
-
-  folder: str
-  patterns: str
-  read: Callable[[Path], None]
-  format: Format | None = None
 
 
 def _read_model(name: str, folder: Path) -> None:
@@ -113,57 +87,45 @@ def _read_orbax(folder: Path) -> None:
 
 
 def _read_trace(folder: Path) -> None:
-  page.render(storage.read(folder / 'trace.jsonl'))
-
-
-def _read_written(folder: Path) -> None:
-  written_texts.load_description(folder).counts('layers', [])
-  written_texts.token_counts(folder, 12)
-  texts = written_texts.from_written_texts(
-    str(folder), batch_size=1, length=8, held_out=2
-  )
-  texts.batch(0)
-
-
-def _read_tokens(folder: Path) -> None:
-  token_files.load(folder / 'train.npz')
+  storage.read(folder / 'trace.jsonl')
 
 
 _gguf = functools.partial(_read_model, 'model.gguf')
 _model = functools.partial(_read_model, '')
 
 READERS = {
-  'gguf': Reader('gguf', 'model.gguf', _gguf, _GGUF),
-  'safetensors': Reader('llama', 'model-*.safetensors', _model, _SAFETENSORS),
-  'index': Reader('llama', '*.index.json', _model, _JSON),
-  'config_llama': Reader('llama', 'config.json', _model, _JSON),
-  'config_t5': Reader('t5', '*config.json', _model, _JSON),
+  'gguf': Reader('gguf', 'model.gguf', _gguf, GGUF),
+  'safetensors': Reader('llama', 'model-*.safetensors', _model, SAFETENSORS),
+  'index': Reader('llama', '*.index.json', _model, JSON),
+  'config_llama': Reader('llama', 'config.json', _model, JSON),
+  'config_t5': Reader('t5', '*config.json', _model, JSON),
   'eagle': Reader(
-    'eagle', 'config.json model.safetensors', _read_drafter, _JSON
+    'eagle', 'config.json model.safetensors', _read_drafter, JSON
   ),
-  'config_gemma': Reader('gemma', 'config.json', _read_network, _JSON),
-  'config_t5gemma': Reader('t5gemma', 'config.json', _read_network, _JSON),
-  'gguf_gemma': Reader('gguf_gemma', 'model.gguf', _read_gguf_gemma, _GGUF),
-  'tokenizer': Reader('llama', 'tokenizer.json', _read_vocabulary, _JSON),
+  'config_gemma': Reader('gemma', 'config.json', _read_network, JSON),
+  'config_t5gemma': Reader('t5gemma', 'config.json', _read_network, JSON),
+  'gguf_gemma': Reader('gguf_gemma', 'model.gguf', _read_gguf_gemma, GGUF),
+  'tokenizer': Reader('llama', 'tokenizer.json', _read_vocabulary, JSON),
   'tokenizer_config': Reader(
-    'llama', '*[nr]_config.json', _read_vocabulary, _JSON
+    'llama', '*[nr]_config.json', _read_vocabulary, JSON
   ),
-  'sentencepiece': Reader('ours', 'spiece.model', _read_vocabulary, _PROTOBUF),
-  'model_json': Reader('ours', 'model.json', _model, _JSON),
-  't5x': Reader('t5x', 'checkpoint_1/checkpoint', _read_t5x, _MSGPACK),
-  't5x_zarr': Reader('t5x', '**/.zarray', _read_t5x, _JSON),
-  't5x_chunk': Reader('t5x', '**/0.0', _read_t5x, _GZIP),
-  'orbax': Reader('orbax', 'params/_METADATA', _read_orbax, _JSON),
+  'sentencepiece': Reader('ours', 'spiece.model', _read_vocabulary, PROTOBUF),
+  'model_json': Reader('ours', 'model.json', _model, JSON),
+  't5x': Reader('t5x', 'checkpoint_1/checkpoint', _read_t5x, MSGPACK),
+  't5x_zarr': Reader('t5x', '**/.zarray', _read_t5x, JSON),
+  't5x_chunk': Reader('t5x', '**/0.0', _read_t5x, GZIP),
+  'orbax': Reader('orbax', 'params/_METADATA', _read_orbax, JSON),
   'orbax_ocdbt': Reader(
     'orbax', 'params/**/d/* params/**/manifest.ocdbt', _read_orbax
   ),
-  'orbax_zarr': Reader('orbax_files', 'params/*/.zarray', _read_orbax, _JSON),
+  'orbax_zarr': Reader('orbax_files', 'params/*/.zarray', _read_orbax, JSON),
   'orbax_chunk': Reader('orbax_files', 'params/*/0*', _read_orbax),
-  'trace': Reader('trace', 'trace.jsonl', _read_trace, _LINES),
-  'tokens': Reader('tokens', 'train.npz', _read_tokens),
-  'written': Reader('written', 'part-00000/*.npy', _read_written),
-  'written_json': Reader('written', 'written.json', _read_written, _JSON),
+  'trace': Reader('trace', 'trace.jsonl', _read_trace, LINES),
 }
+for rows in lazy.installed(
+  'tests.trace.fuzzed:READERS', 'tests.training.fuzzed:READERS'
+):
+  READERS |= rows
 
 
 class Panic(BaseException):
@@ -208,7 +170,7 @@ def _planted(fault: Callable[[Path], None]) -> Reader:
     except ValueError:
       fault(folder)
 
-  return Reader('trace', 'trace.jsonl', read, _LINES)
+  return Reader('trace', 'trace.jsonl', read, LINES)
 
 
 # By the outcome that each must have.
@@ -244,9 +206,9 @@ class Inputs:
 
   def _parse(self, path: Path) -> bytes | None:
     form = self.reader.format
-    if form is None or (form is _JSON and path.suffix == '.safetensors'):
+    if form is None or (form is JSON and path.suffix == '.safetensors'):
       return None
-    if form is _GGUF:
+    if form is GGUF:
       return pickle.dumps(formats.parse_gguf(path))
     return pickle.dumps(form.parse(path.read_bytes()))
 
@@ -257,7 +219,7 @@ class Inputs:
     kind = rng.randrange(64)
     if kind == 0:
       return name, rng.choice((None, b'', rng.randbytes(64)))
-    if kind == 1 and self.reader.format is _GZIP:
+    if kind == 1 and self.reader.format is GZIP:
       return name, _bomb()
     tree = self._trees[name]
     if tree is None or kind < 32:

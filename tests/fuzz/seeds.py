@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax import lazy
 from specdec_jax.assembly import trace_files as storage
 from specdec_jax.checkpoints import (
   huggingface,
@@ -30,7 +30,6 @@ from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import sentencepiece_vocabulary
-from specdec_jax.training.data import token_files, written_texts
 from tests import toy_gemma
 from tests.assembly import written_traces
 from tests.checkpoints import tiny_models
@@ -81,10 +80,8 @@ def build(folder: Path) -> None:
   orbax.write_tree(folder / 'orbax' / 'params', _arrays())
   _write_orbax_files(folder / 'orbax_files')
   _write_trace(folder / 'trace')
-  _write_written(folder / 'written')
-  (folder / 'tokens').mkdir()
-  tokens = token_files.from_rows([[5, 1], [1]], [[6, 7, 1], [70_000, 1]])
-  token_files.save(folder / 'tokens' / 'train.npz', tokens)
+  for write in lazy.installed('tests.training.fuzzed:write_seeds'):
+    write(folder)
 
 
 def main() -> None:
@@ -330,18 +327,6 @@ def _write_trace(folder: Path) -> None:
   with (folder / 'trace.jsonl').open('w', encoding='utf-8') as file:
     for record in [*records, traced.summary]:
       storage.write_record(file, record)
-
-
-def _write_written(folder: Path) -> None:
-  rows = [np.array(row) for row in ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8])]
-  texts = written_texts.join(
-    rows,
-    [2, 1, 3],
-    [np.full(len(row), -0.5, np.float32) for row in rows],
-    [np.ones((len(row), 2), jnp.bfloat16) for row in rows],
-  )
-  written_texts.begin(folder, {'model': 'a', 'layers': [1, 2], 'parts': 1})
-  written_texts.save_part(folder, 0, texts)
 
 
 def _params(config: AnyConfig) -> dict[str, Any]:

@@ -200,3 +200,25 @@ def test_auto_gamma_is_measured_first(
     assert 'speedup' not in figures
     for gamma, speed in choice['tokens_per_second'].items():
       assert f'{speed:.1f}' in line_of(result.out, f' {gamma} │')
+
+
+@pytest.mark.slow
+def test_simulated_figures_say_so_everywhere(run, model, tmp_path):
+  path = tmp_path / 'figures.json'
+  result = run(
+    'bench',
+    *('--model', model, '--draft_model', model, '--prompt', 'the in the'),
+    *('--simulate_alpha', '0', '--max_new_tokens', '6', '--gamma', '2'),
+    *('--repeats', '1', '--plain_dtypes', 'float32', '--json', path),
+  )
+  assert (result.status, result.err) == (0, '')
+  figures = json.loads(path.read_text())
+  assert figures['is_simulated']
+  assert figures['verification'] == 'simulated'
+  assert figures['simulate_alpha'] == 0
+  assert figures['identical'] is None
+  # The draft model is the target, and yet nothing passes.
+  assert figures['alpha'] == 0
+  assert figures['target_runs'] == 6
+  assert 'SIMULATED acceptance of 0' in result.out
+  assert 'not compared: simulated' in result.out

@@ -40,9 +40,8 @@ def test_gamma_is_measured_before_a_job_and_remembered(
   given = load(gamma=choice.gamma) if choice.gamma else load(drafter='none')
   expected = list(specdec_jax.generate(given, texts, **usual))
   assert [each.gamma for each in measured] == [choice.gamma] * len(texts)
-  assert [each.tokens for each in measured] == [
-    each.tokens for each in expected
-  ]
+  tokens = [each.tokens for each in expected]
+  assert [each.tokens for each in measured] == tokens
   # It serves later calls, of any number of texts, and other decoders.
   for decoder in (auto, load()):
     again = list(specdec_jax.generate(decoder, texts[:3], **usual))

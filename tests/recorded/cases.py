@@ -3,6 +3,8 @@ doors through which it is recorded."""
 
 from typing import Any, NamedTuple
 
+from specdec_jax.assembly import drafters, rules
+
 TEXTS = (
   'live ten dog eight yes jumps then.',
   'two over echo over echo.',
@@ -238,11 +240,17 @@ def _commands() -> dict[str, Case]:
   return cases
 
 
-CASES: dict[str, Case] = {
+_ALL: dict[str, Case] = {
   **_drafters(),
   **_rules(),
   **_logits(),
   **_grammars(),
   **_models(),
   **_commands(),
+}
+# Those whose drafter and rule are there: some are in extras.
+CASES = {
+  name: case
+  for name, case in _ALL.items()
+  if case.drafter in drafters.DRAFTERS and case.rule in rules.RULES
 }

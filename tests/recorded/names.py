@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import specdec_jax
+from specdec_jax import lazy
+from tests.cli import tiny
 from tests.recorded import cases, doors
 from tests.recorded.cases import Case
 
 _ROOT = Path(__file__).parents[2]
-_DRAFTED = Case(drafter='model', drafter_options=cases.DRAFTERS['model'])
+DRAFTED = Case(drafter='model', drafter_options=cases.DRAFTERS['model'])
 
 
 def flags(*command: str) -> dict[str, list[str]]:
@@ -65,33 +67,20 @@ def keys_of(value: Any, path: str = '') -> Iterator[str]:
       yield from keys_of(item, f'{path}[]')
 
 
-def _keys(values: list[Any]) -> list[str]:
+def all_keys(values: list[Any]) -> list[str]:
+  """Returns the paths of all keys of several values."""
   return sorted({key for value in values for key in keys_of(value)})
 
 
-def _read_jsonl(path: Path) -> list[Any]:
+def read_jsonl(path: Path) -> list[Any]:
+  """Reads the values of a file of lines."""
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _written_by_infer(folder: Path, out: Path) -> dict[str, list[str]]:
-  """Returns the keys of what `infer` writes, and the names of its gin file."""
-  doors.infer(folder, _DRAFTED, out)
-  [results] = out.glob('*.jsonl-00000-of-00001')
-  marks = [path for path in out.rglob('*COMPLETED*') if path.is_file()]
-  [config] = out.rglob('config.gin')
-  doors.run('eval', results, '--json', out / 'eval.json')
-  return {
-    'infer': _keys(_read_jsonl(results)),
-    'marks of infer': _keys([json.loads(path.read_text()) for path in marks]),
-    'config.gin': gin_names(config.read_text()),
-    'eval': _keys([json.loads((out / 'eval.json').read_text())]),
-  }
-
-
-def _written_by_others(folder: Path, out: Path) -> dict[str, list[str]]:
-  """Returns the keys of what the other commands write."""
+def _written_by_commands(folder: Path, out: Path) -> dict[str, list[str]]:
+  """Returns the keys of what commands write that decode prompts."""
   trace, records = out / 'trace.jsonl', out / 'records.jsonl'
-  models = doors.model_flags(folder, _DRAFTED)
+  models = doors.model_flags(folder, DRAFTED)
   texts = doors.text_flags(folder)
   doors.run(
     'generate',
@@ -101,17 +90,18 @@ def _written_by_others(folder: Path, out: Path) -> dict[str, list[str]]:
     *('--json', records, '--trace', trace),
   )
   written = {
-    'generate': _keys(_read_jsonl(records)),
-    'trace': _keys(_read_jsonl(trace)),
+    'generate': all_keys(read_jsonl(records)),
+    'trace': all_keys(read_jsonl(trace)),
   }
-  for command in ('bench', 'calibrate'):
+  others = [name for name in tiny.DECODING_COMMANDS if name != 'generate']
+  for command in others:
     output = doors.run(
       command,
       *models,
       *texts,
       *('--repeats', 1, '--plain_dtypes', 'float32', '--json', '-'),
     )
-    written[command] = _keys([json.loads(output)])
+    written[command] = all_keys([json.loads(output)])
   return written
 
 
@@ -140,16 +130,20 @@ def python_names() -> dict[str, list[str]]:
 def record(folder: Path) -> dict[str, dict[str, list[str]]]:
   """Returns all names, by where they are used."""
   with tempfile.TemporaryDirectory() as out:
-    written = _written_by_infer(folder, Path(out))
-    config = written.pop('config.gin')
-    written |= _written_by_others(folder, Path(out))
+    written = _written_by_commands(folder, Path(out))
+    for written_by_infer in lazy.installed(
+      'tests.infer.recorded:written_by_infer'
+    ):
+      written |= written_by_infer(folder, Path(out))
   files = sorted((_ROOT / 'gin_configs').rglob('*.gin'))
   gin_files = {
     str(path.relative_to(_ROOT)): gin_names(path.read_text()) for path in files
   }
+  if 'config.gin' in written:
+    gin_files['config.gin of infer'] = written.pop('config.gin')
   return {
     'flags': flags(),
-    'gin': gin_files | {'config.gin of infer': config},
+    'gin': gin_files,
     'JSON keys': written,
     'Python': python_names(),
   }
