@@ -11,6 +11,7 @@ import pytest
 
 from specdec_jax.checkpoints import model_file, pretrained
 from specdec_jax.launch import gin_files
+from tests.test_layering import EXTRAS
 
 _ROOT = Path(__file__).parent.parent
 _DOCS = _ROOT / 'docs'
@@ -138,3 +139,15 @@ def test_the_front_page_is_short_and_begins_with_a_few_lines():
   assert len(first.splitlines()) <= 8
   compile(first, 'README.md', 'exec')
   assert first in (_DOCS / 'python.md').read_text(encoding='utf-8')
+
+
+def test_the_design_states_what_each_extra_costs():
+  """In lines, within a tenth; an extra that was deleted costs none."""
+  text = (_DOCS / 'design.md').read_text(encoding='utf-8')
+  rows = dict(re.findall(r'^\| `([\w/]+)` \| .* \| ([\d,]+) \|$', text, re.M))
+  assert {*rows} == EXTRAS
+  for extra, stated in rows.items():
+    paths = (_ROOT / 'specdec_jax' / extra).rglob('*.py')
+    lines = sum(len(path.read_text('utf-8').splitlines()) for path in paths)
+    expected = int(stated.replace(',', ''))
+    assert lines == 0 or lines == pytest.approx(expected, rel=0.1), extra
