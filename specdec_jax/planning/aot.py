@@ -1,8 +1,8 @@
-"""Costs on a TPU slice that need not be there, from its own compiler.
+"""Predicts costs on a TPU slice with the TPU compiler, without the hardware.
 
-libtpu compiles for a topology without the hardware. What it compiled is then
-priced by a roofline: `max(bytes / bandwidth, flops / peak)`, plus what each
-instruction costs however little it does, plus collectives. Nothing is run.
+libtpu compiles for a topology that need not exist. The compiled program is
+priced by a roofline: `max(bytes / bandwidth, flops / peak)`, plus a constant
+per instruction, plus collectives. Nothing is run.
 """
 
 import contextlib
@@ -25,18 +25,19 @@ from specdec_jax.launch import platforms, progress
 from specdec_jax.planning import hlo
 from specdec_jax.planning.chips import CHIPS, Chip
 
-# Compiled by itself, a step would prefetch a parameter, perhaps a whole table
-# of embeddings, before it begins and again for the next run. No step of a loop
-# does so.
+# A step that is compiled alone would prefetch a parameter, perhaps a whole
+# table of embeddings, before it begins and for the next run; steps of a loop do
+# not.
 _OPTIONS = {'xla_max_cross_program_prefetches': 0}
-# The latency between neighbouring chips: an assumption, as nobody publishes it.
+# The latency between neighbouring chips: an assumption, since it is not
+# published.
 _HOP_SECONDS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-  """A slice of TPUs to compile for, by its topology's name: its chips' figures,
-  and a device per chip, of no use but for compiling."""
+  """A slice of TPUs to compile for: the name of its topology, the figures of
+  its chips, and a device per chip, which can only be compiled for."""
 
   name: str
   chip: Chip
@@ -45,21 +46,23 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramCost:
-  """What one run of a compiled program costs each chip.
+  """The cost of one run of a compiled program on each chip.
 
   Attributes:
     memory_bytes: moved to and from main memory; loop bodies count as often as
       they run.
     flops: XLA's count; loop bodies count once.
-    num_instructions: that run one after the other.
-    num_collectives: that run.
-    seconds: the roofline: the larger of the next two, and those after them.
+    num_instructions: instructions that run one after the other.
+    num_collectives: collectives that run.
+    seconds: the roofline: the larger of `memory_seconds` and `flop_seconds`,
+      plus `launch_seconds` and `collective_seconds`.
     memory_seconds, flop_seconds: for bytes, and for arithmetic.
-    launch_seconds, collective_seconds: for instructions as such, and for
-      collectives.
-    compiler_seconds: the compiler's own estimate of the cycles, as far as it
-      made any; a second opinion.
-    argument_bytes, temporary_bytes: of parameters and caches, and besides.
+    launch_seconds, collective_seconds: the constant cost of instructions, and
+      that of collectives.
+    compiler_seconds: the compiler's estimate of cycles, for comparison; parts
+      of a program may have none.
+    argument_bytes, temporary_bytes: of parameters and caches, and of
+      temporaries.
     compile_seconds: on this machine.
   """
 
@@ -81,7 +84,7 @@ class ProgramCost:
 def find_slice(name: str) -> Slice:
   """Returns the slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`;
   raises ValueError if there is none, ImportError if libtpu is not installed."""
-  # A chip, and the chips along each axis of the slice.
+  # Parse the name: a chip, and the number of chips along each axis.
   match = re.fullmatch(r'([a-z0-9]+):(\d+(?:x\d+){0,2})', name)
   chip = CHIPS.get(match[1]) if match else None
   sizes = [int(n) for n in match[2].split('x')] if match else []
@@ -95,12 +98,14 @@ def find_slice(name: str) -> Slice:
   platforms.answer_libtpu()
   from jax.experimental import topologies
 
-  # Of `v5e:1x1`, less than a host, libtpu wants to know the host's shape.
+  # Options of libtpu: a device of v4 is a chip, not a core; and of a slice that
+  # is smaller than a host's 2x2, such as `v5e:1x1`, it needs the host's shape.
   options: dict[str, Any] = {}
-  if chip.name == 'v4':  # One device per chip, not per core.
+  if chip.name == 'v4':
     options['chip_config_name'] = 'megacore'
-  if any(size % 2 for size in sizes[:2]):  # Less than a host's 2x2.
+  if any(size % 2 for size in sizes[:2]):
     options['chips_per_host_bounds'] = (sizes + [1, 1])[:3]
+  # Make the topology.
   try:
     topology = topologies.get_topology_desc(
       platform='tpu', topology_name=name, **options
@@ -111,21 +116,21 @@ def find_slice(name: str) -> Slice:
   return Slice(name=name, chip=chip, devices=tuple(topology.devices))
 
 
-_Compiled = tuple[Any, float]  # A program, and the seconds it took.
+# A compiled program, and the seconds that compiling took.
+_Compiled = tuple[Any, float]
 
 
 class Job(NamedTuple):
-  """A program to compile, of shapes whose shardings name the devices; `mesh` is
-  set while it is traced."""
+  """A program to compile: a part whose shapes have shardings, and the mesh that
+  is set while it is traced."""
 
   part: Part
   mesh: Mesh | None
 
 
 def compile_all(jobs: Sequence[Job]) -> list[_Compiled]:
-  """Compiles the jobs, two at a time, and shows a bar meanwhile; returns each
-  with the seconds that it took. Raises ValueError if one does not fit in the
-  memory of its devices."""
+  """Compiles jobs, two at a time, with a progress bar; returns each program and
+  its compile seconds. ValueError if one does not fit in a chip's memory."""
   return progress.interruptible(lambda: _compile_all(jobs))
 
 
@@ -135,30 +140,31 @@ def _compile_all(jobs: Sequence[Job]) -> list[_Compiled]:
     compiled = lowered.compile(compiler_options=_OPTIONS)
     return compiled, time.perf_counter() - started
 
-  # Tracing takes Python's lock; compiling does not, and two fit in memory.
+  # Tracing holds Python's lock; compiling does not, and two fit in memory.
   with (
     _without_cache(),
     progress.bar('compiling', len(jobs)) as bar,
     futures.ThreadPoolExecutor(2) as pool,
   ):
+    # Trace here; sharding rules read the mesh that is set meanwhile.
     pending = []
-    # Sharding rules read the mesh that is set while a function is traced.
     for job in jobs:
       with jax.set_mesh(job.mesh) if job.mesh else contextlib.nullcontext():
         pending.append(pool.submit(finish, job.part.lower()))
+    # Wait for the compiler.
     results = []
     try:
-      for each in pending:
-        results.append(each.result())
+      for future in pending:
+        results.append(future.result())
         bar.advance(1)
     except jax.errors.JaxRuntimeError as error:
-      for each in pending:
-        each.cancel()
+      for future in pending:
+        future.cancel()
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
       # libtpu says `Used 45.1G of 31.2G hbm`.
-      found = re.search(r'Used ([\d.]+\w) of ([\d.]+\w) hbm', str(error))
-      used = f': {found[1]} of {found[2]}' if found else ''
+      used_memory = re.search(r'Used ([\d.]+\w) of ([\d.]+\w) hbm', str(error))
+      used = f': {used_memory[1]} of {used_memory[2]}' if used_memory else ''
       raise ValueError(
         f'the program does not fit in the memory of a chip{used}'
       ) from error
@@ -167,11 +173,11 @@ def _compile_all(jobs: Sequence[Job]) -> list[_Compiled]:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-  """Keeps programs for another machine out of this one's persistent cache."""
+  """Disables the persistent cache, which is for programs of this machine."""
   name = 'jax_enable_compilation_cache'
   before = getattr(jax.config, name)
   jax.config.update(name, False)
-  compilation_cache.reset_cache()  # Else jax goes on as it once began.
+  compilation_cache.reset_cache()  # jax reads the setting only once.
   try:
     yield
   finally:
@@ -184,17 +190,18 @@ def price(
   chip: Chip,
   context: float = math.inf,
 ) -> list[ProgramCost]:
-  """Prices programs together: one cost per instruction, the cheapest found in
-  any of them, serves all.
+  """Prices programs, with one constant cost per instruction for all of them.
 
   Args:
     programs: of `compile_all`.
     chip: what they run on.
-    context: entries of a cache that its longest row fills; infinity for all.
+    context: entries of a cache that the longest row fills; infinity for all.
   """
-  costs = [hlo.Program(each.as_text(), context).cost() for each, _ in programs]
-  # The compiler's estimate for the smallest instructions of any program: their
-  # cheapest tenth, as dearer ones wait for memory or multiply.
+  costs = [
+    hlo.Program(compiled.as_text(), context).cost() for compiled, _ in programs
+  ]
+  # The constant: the compiler's estimate for the smallest instructions, at
+  # their tenth percentile, since others wait for memory or multiply.
   small = [cycles for cost in costs for cycles in cost.small_cycles]
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
 
@@ -207,10 +214,11 @@ def price(
     flop_seconds = flops / chip.peak_flops
     launch_seconds = cost.num_instructions * launch
     collective_seconds = sum(
-      each.sent_bytes / chip.link_bandwidth + each.num_hops * _HOP_SECONDS
-      for each in cost.collectives
+      collective.sent_bytes / chip.link_bandwidth
+      + collective.num_hops * _HOP_SECONDS
+      for collective in cost.collectives
     )
-    # Memory and arithmetic overlap: the longer one is what it takes.
+    # Memory and arithmetic overlap: the longer one counts.
     overlapped = max(memory_seconds, flop_seconds)
     return ProgramCost(
       memory_bytes=cost.memory_bytes,

@@ -1,4 +1,4 @@
-"""What one run of a compiled program moves, read from its optimised HLO.
+"""Reads from optimised HLO what one run of a compiled program moves.
 
 XLA's own `cost_analysis` counts a loop's body once, and every hop between main
 memory and a TPU's on-chip memory as an access. Here bodies count as often as
@@ -23,7 +23,7 @@ _LINE = re.compile(
 _CALLS = re.compile(
   r'(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)'
 )
-# Instructions that only name, group or await what others did.
+# Instructions without work: they name, group or await results.
 _FREE = (
   *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
   *('after-all', 'partition-id', 'replica-id', 'optimization-barrier'),
@@ -34,19 +34,19 @@ _COLLECTIVES = (
 )
 # The loop of `attention.attend` over the blocks of a cache that rows use.
 _BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
-# That of `models.experts` over the experts that tokens chose: how many a token
-# chooses, of how many, the number of tokens, and that of the devices that have
-# experts of their own.
+# The loop of `models.experts` over the experts that tokens are routed to:
+# experts per token, number of experts, of tokens, and of the devices that
+# experts are sharded over.
 _EXPERTS = re.compile(r'experts_(\d+)_of_(\d+)_for_(\d+)(?:_on_(\d+))?/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
-# The chips that exchange: a list of groups, `{{0,1},{2,3}}`; groups by size,
-# `[2,2]<=[4]`; or axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, of which
-# `'b':(2)2` is a part of size 2.
+# The groups of chips of a collective: a list of groups, `{{0,1},{2,3}}`; groups
+# by size, `[2,2]<=[4]`; or axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, where
+# `'b':(2)2` is a part of size 2 of an axis.
 _GROUPS = re.compile(
   r'replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]'
   r'|mesh\[([^\]]*)\][^{]*\{([^}]*)\})'
 )
-# A result that lies where an operand lies.
+# A result in the same memory as an operand.
 _ALIASED = 'output_to_operand_aliasing'
 # The time of instructions below this does not depend on the bytes they move.
 _SMALL_BYTES = 16_384
@@ -65,7 +65,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line of a computation; `called` are the computations it names."""
+  """One line of a computation; `called` are the computations that it calls."""
 
   name: str
   opcode: str
@@ -85,8 +85,8 @@ class Instruction:
 
 
 class Collective(NamedTuple):
-  """What a collective takes on a ring: the bytes that each chip sends, and hops
-  from chip to chip, one after the other."""
+  """The cost of a collective on a ring: the bytes that each chip sends, and
+  successive hops from chip to chip."""
 
   sent_bytes: float
   num_hops: int
@@ -94,15 +94,15 @@ class Collective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What one run of a program costs a device.
+  """The cost of one run of a program on a device.
 
   Attributes:
     memory_bytes: read from and written to main memory.
-    num_instructions: executed one after the other; transfers that run beside
-      them and scalars are not among them.
+    num_instructions: executed one after the other, without scalars and
+      asynchronous transfers.
     collectives: one entry for each that is run.
-    cycles: the compiler's own estimate, as far as it made one.
-    small_cycles: the estimates for instructions that move next to nothing.
+    cycles: the compiler's estimate; parts of a program may have none.
+    small_cycles: the estimates for instructions that move few bytes.
   """
 
   memory_bytes: float = 0.0
@@ -128,16 +128,18 @@ class Cost:
 
 
 class Program:
-  """The computations of an HLO module, as `compiled.as_text()` prints them;
-  caches are read as if the longest row had `context` entries, or as far as they
-  reach."""
+  """The computations of an HLO module, parsed from `compiled.as_text()`.
+
+  Loops over the blocks of a cache are counted for a longest row of `context`
+  entries, at most the size of the cache.
+  """
 
   def __init__(self, text: str, context: float = math.inf):
     self.context = context
     self.computations: dict[str, dict[str, Instruction]] = {}
     self.entry = ''
-    found = re.search(r'^HloModule .* num_partitions=(\d+)', text, re.M)
-    self.num_partitions = int(found[1]) if found else 1
+    partitions = re.search(r'^HloModule .* num_partitions=(\d+)', text, re.M)
+    self.num_partitions = int(partitions[1]) if partitions else 1
     name = ''
     # A computation is a header, `%body (p: f32[8]) -> f32[8] {`, and below it
     # an instruction per line; the one that the program begins with is ENTRY.
@@ -157,8 +159,10 @@ class Program:
     """Returns the cost of one run, or of one of the computation `name`."""
     name = name or self.entry
     instructions = self.computations[name].values()
-    costs = (self._instruction_cost(name, each) for each in instructions)
-    return sum(costs, Cost())
+    total = Cost()
+    for instruction in instructions:
+      total += self._instruction_cost(name, instruction)
+    return total
 
   def _instruction_cost(self, within: str, instruction: Instruction) -> Cost:
     opcode = instruction.opcode
@@ -166,18 +170,18 @@ class Program:
       return Cost()
     if opcode in ('while', 'conditional', 'call'):
       inner = [self.cost(name) for name in instruction.called]
-      # Takes the dearer branch: planned is an iteration that drafts.
+      # The more expensive branch counts: iterations that draft are planned for.
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
       count = self._num_trips(instruction) if opcode == 'while' else 1
       return sum(inner, Cost()).times(count)
-    # `all-reduce-start` runs beside what follows, up to its `-done`.
-    is_beside = opcode.endswith('-start')
+    # `all-reduce-start` runs in parallel with what follows, up to its `-done`.
+    is_asynchronous = opcode.endswith('-start')
     memory_bytes = self._memory_bytes(within, instruction)
-    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
-    cycles = float(found[1]) if found else 0.0
+    estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
+    cycles = float(estimate[1]) if estimate else 0.0
     is_scalar = all(shape.num_elements <= 1 for shape in instruction.outputs)
-    is_counted = not is_beside and (opcode == 'fusion' or not is_scalar)
+    is_counted = not is_asynchronous and (opcode == 'fusion' or not is_scalar)
     is_small = cycles > 0 and memory_bytes < _SMALL_BYTES
     return Cost(
       memory_bytes=memory_bytes,
@@ -188,25 +192,24 @@ class Program:
     )
 
   def _num_trips(self, loop: Instruction) -> float:
-    """Counts how often the body of a loop runs, on average; once if nobody
-    knows."""
-    if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
-      return int(found[1])
+    """Returns how often the body of a loop runs, on average; 1 if unknown."""
+    if count := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+      return int(count[1])
     # Of a cache of 300 entries, in blocks of 256: twice.
     if blocks := _BLOCKS.search(loop.attributes):
       size, capacity = map(int, blocks.groups())
       return math.ceil(min(self.context, capacity) / size)
-    # As many as tokens choose on average, of the device that has most of them;
-    # in groups, at least as many.
-    if chosen := _EXPERTS.search(loop.attributes):
+    # Experts that tokens are routed to, on average, of the device that has most
+    # of them.
+    if routing := _EXPERTS.search(loop.attributes):
       num_chosen, num_experts, num_tokens, num_devices = map(
-        int, chosen.groups('1')
+        int, routing.groups('1')
       )
       return float(
         expected_most(num_experts, num_chosen, num_tokens, num_devices)
       )
-    # The TPU compiler writes no counts: jax's counter, which begins at 0, is
-    # compared with a constant.
+    # The TPU compiler writes no trip counts: the loop compares jax's counter,
+    # which starts at 0, with a constant.
     [name] = re.findall(r'condition=%?([\w.\-]+)', loop.attributes)
     test = self._root(name)
     if 'direction=LT' in test.attributes:
@@ -218,43 +221,43 @@ class Program:
   def _collectives(
     self, within: str, instruction: Instruction
   ) -> tuple[Collective, ...]:
-    """Finds what an instruction, or what it wraps, sends to other chips."""
+    """Returns the collectives of an instruction, or of those that it wraps."""
     if instruction.opcode in ('fusion', 'async-start'):
-      return tuple(
-        found
-        for body in instruction.called
-        for each in self.computations[body].values()
-        for found in self._collectives(body, each)
-      )
-    kind = instruction.opcode.removesuffix('-start')
-    if kind not in _COLLECTIVES:
+      collectives: list[Collective] = []
+      for body in instruction.called:
+        for inner in self.computations[body].values():
+          collectives += self._collectives(body, inner)
+      return tuple(collectives)
+    opcode = instruction.opcode.removesuffix('-start')
+    if opcode not in _COLLECTIVES:
       return ()
-    held = sum(each.num_bytes for each in self._operands(within, instruction))
-    if kind == 'collective-permute':
+    operands = self._operands(within, instruction)
+    held = sum(operand.num_bytes for operand in operands)
+    if opcode == 'collective-permute':
       return (Collective(held, 1),)
-    # A ring of n chips hands on a share, 1 / n of the whole, n - 1 times; it is
-    # what a chip holds before an all-gather. With 12 bytes in all and n = 4,
-    # three shares of 3 bytes are sent.
+    # On a ring of n chips, each sends a share, 1 / n of the bytes, n - 1 times;
+    # before an all-gather a chip holds one share. With 12 bytes in all and
+    # n = 4, three shares of 3 bytes are sent.
     size = self._group_size(instruction)
-    shares = [held if kind == 'all-gather' else held / size]
-    # An all-reduce adds in this way, then spreads the sums, often in a narrower
-    # type; in `all-reduce-scatter` each chip keeps its own share of them.
-    if kind == 'all-reduce' and not within.startswith('all-reduce-scatter'):
+    shares = [held if opcode == 'all-gather' else held / size]
+    # An all-reduce first reduces, and then gathers the sums, often in a
+    # narrower type; `all-reduce-scatter` does not gather.
+    if opcode == 'all-reduce' and not within.startswith('all-reduce-scatter'):
       shares.append(instruction.num_bytes / size)
     hops = size - 1
     return (Collective(hops * sum(shares), hops * len(shares)),)
 
   def _group_size(self, instruction: Instruction) -> int:
-    """Counts the chips that take part in a collective together."""
-    found = _GROUPS.search(instruction.attributes)
-    if not found:  # All of them.
+    """Returns the number of chips in a group of a collective."""
+    groups = _GROUPS.search(instruction.attributes)
+    if not groups:
       return self.num_partitions
-    first, size, mesh, axes = found.groups('')
+    members, size, mesh, axes = groups.groups('')
     if mesh:
       sizes = dict(re.findall(r"('[^']*')=(\d+)", mesh))
       parts = re.findall(r"('[^']*')(?::\(\d+\)(\d+))?", axes)
       return math.prod(int(part or sizes[axis]) for axis, part in parts)
-    return int(size or first.count(',') + 1)
+    return int(size or members.count(',') + 1)
 
   def _operands(
     self, within: str, instruction: Instruction
@@ -267,13 +270,13 @@ class Program:
     opcode = instruction.opcode
     if opcode == 'slice-start':  # ((source), destination, ...).
       source, moved, *_ = instruction.outputs
-      sides = (not source.is_on_chip) + (not moved.is_on_chip)
-      return sides * moved.num_bytes
-    # What is started has its operands among its outputs, beside its results.
+      num_crossings = (not source.is_on_chip) + (not moved.is_on_chip)
+      return num_crossings * moved.num_bytes
+    # The outputs of a `-start` include its operands.
     if opcode.endswith('-start') and opcode != 'all-reduce-start':
       return instruction.memory_bytes
-    # A fusion reads of an operand what its body slices, and writes of a cache
-    # that it updates in place only the update.
+    # A fusion reads only the slices that its body takes of an operand, and
+    # writes only the update of a cache that is updated in place.
     if opcode == 'fusion' and instruction.called:
       body = instruction.called[0]
       read = sum(
@@ -285,33 +288,32 @@ class Program:
         return read
       written = self._written(body, self._root(body))
       return read + min(written, instruction.memory_bytes)
-    # Operands are the buffer, the update and its place: the update is read and
-    # written, and the rest of the buffer stays where it is.
+    # The operands of an update are the buffer, the update and its position:
+    # only the update is read and written.
     written = instruction.memory_bytes
     if opcode == 'dynamic-update-slice':
       return operands[1].memory_bytes + min(operands[1].num_bytes, written)
     if opcode in _SLICES:
       return written + min(instruction.num_bytes, operands[0].memory_bytes)
-    return written + sum(each.memory_bytes for each in operands)
+    return written + sum(operand.memory_bytes for operand in operands)
 
   def _parameter(self, body: str, index: int) -> str:
     operands = (str(index),)
     return next(
-      each.name
-      for each in self.computations[body].values()
-      if each.opcode == 'parameter' and each.operands == operands
+      instruction.name
+      for instruction in self.computations[body].values()
+      if instruction.opcode == 'parameter' and instruction.operands == operands
     )
 
   def _root(self, body: str) -> Instruction:
     return next(i for i in self.computations[body].values() if i.is_root)
 
   def _read(self, body: str, name: str) -> float:
-    """Counts the bytes that a fusion reads of a parameter, or of what it is
-    renamed to."""
-    if self.computations[body][name].is_root:  # A mere renaming: all of it.
+    """Counts the bytes that a fusion reads of a parameter, or of a bitcast of
+    it; infinity for all of them."""
+    if self.computations[body][name].is_root:
       return math.inf
-    # Two slices of one operand may overlap: the sum is then too high, and the
-    # caller bounds it by the whole.
+    # Slices of an operand may overlap: the caller bounds the sum by its size.
     total = 0.0
     for user in self.computations[body].values():
       if name not in user.operands:
@@ -324,7 +326,7 @@ class Program:
       elif user.opcode == 'fusion':
         inner = user.called[0]
         if _ALIASED in user.attributes and self._root(inner).opcode == 'copy':
-          # Inside a fusion, another view of what lies in memory.
+          # A view of the same memory.
           total += self._read(body, user.name)
         else:
           total += self._read(inner, self._parameter(inner, position))
@@ -333,7 +335,7 @@ class Program:
     return total
 
   def _written(self, body: str, root: Instruction) -> float:
-    """Counts the bytes of a fusion's result that it really writes."""
+    """Counts the bytes of its result that a fusion writes."""
     inside = self.computations[body]
     if root.opcode == 'tuple':
       return sum(self._written(body, inside[name]) for name in root.operands)
@@ -348,11 +350,11 @@ class Program:
 
 def parse(line: str) -> Instruction:
   """Parses an instruction of one line."""
-  found = _LINE.match(line.strip())
-  if not found:
+  match = _LINE.match(line.strip())
+  if not match:
     raise ValueError(f'no instruction: {line.strip()[:80]}')
-  root, name, shapes, opcode, arguments, attributes = found.groups('')
-  # A parameter's argument is its number, and a constant's its value.
+  root, name, shapes, opcode, arguments, attributes = match.groups('')
+  # The argument of a parameter is its number, and of a constant its value.
   is_literal = opcode in ('parameter', 'constant')
   operands = (
     [arguments] if is_literal else re.findall(r'%([\w.\-]+)', arguments)
@@ -360,7 +362,7 @@ def parse(line: str) -> Instruction:
   return Instruction(
     name=name,
     opcode=opcode,
-    outputs=tuple(_shape(found) for found in _SHAPE.finditer(shapes)),
+    outputs=tuple(_shape(match) for match in _SHAPE.finditer(shapes)),
     operands=tuple(operands),
     called=tuple(
       name
@@ -372,10 +374,11 @@ def parse(line: str) -> Instruction:
   )
 
 
-def _shape(found: re.Match[str]) -> Shape:
-  kind, digits, sizes, order, memory = found.groups('')
+def _shape(match: re.Match[str]) -> Shape:
+  dtype, digits, sizes, order, memory = match.groups('')
   count = math.prod(int(n) for n in sizes.split(',') if n)
-  # All but `pred` have their bits in their names; a `token` has none.
-  bits = 8 if kind == 'pred' else int(digits or 0)
+  # Names of dtypes contain the number of bits, except `pred`; a `token` has
+  # none.
+  bits = 8 if dtype == 'pred' else int(digits or 0)
   axes = tuple(re.findall(r'\d+', order))
   return Shape(count * bits / 8, 'S(' in memory, count, axes)

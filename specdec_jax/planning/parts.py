@@ -1,9 +1,10 @@
-"""What a decoder costs on a TPU slice that need not be there.
+"""Predicts what a decoder costs on a TPU slice, without the hardware.
 
 The parts of an iteration are compiled one by one, for arrays placed by the
 project's sharding rules: a plain step; the loop's step without drafting, for
-some widths and for trees of as many nodes; and the drafter's steps, for chains
-and for each tree. Their memory is compared with the chip's before and after.
+several widths and for trees of as many nodes; and the drafter's steps, for
+chains and for each tree. Before and after, their memory is compared with that
+of a chip.
 """
 
 import dataclasses
@@ -39,80 +40,85 @@ _Tree = TypeVar('_Tree')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:
-  """A decoder's program for shapes that lie on the slice.
+  """A decoder's program, with the shapes of its arrays on the slice.
 
   Attributes:
     workload: what is decoded.
-    program: what is compiled of its loop.
-    chain: what drafts token after token, if anything does.
-    own: the drafter's own parameters.
-    draft_mesh: None if every chip has a whole copy of the drafter.
-    note: why that is so, else empty.
+    program: the program to compile.
+    chain: of a drafter that drafts token by token, else None.
+    draft_params: the parameters that only the drafter has.
+    draft_mesh: None if the drafter is replicated on every chip.
+    note: why it is replicated, else empty.
   """
 
   workload: Workload
   program: Program
   chain: Chain | None
-  own: Any
+  draft_params: Any
   draft_mesh: Mesh | None
   note: str = ''
 
 
 def shapes_of(workload: Workload, length: Length) -> Shapes:
-  """Makes the decoder's program for drafts of a length; a drafter that does not
-  divide over the mesh is replicated. ValueError if the target or the batch does
-  not."""
+  """Makes the decoder's program for drafts of a length.
+
+  A drafter that does not divide over the mesh is replicated. ValueError if the
+  target or the batch does not divide over it.
+  """
   decoder, mesh = workload.decoder, workload.mesh
   target_info = decoder.target_info
   if isinstance(length, Tree):
-    # Trees consist of the likeliest tokens, as the planner's rates were
-    # measured.
+    # Trees consist of the likeliest tokens, as in the measurement of rank
+    # rates.
     target_info = dataclasses.replace(target_info, sampling=Sampling())
-  made = decoder.choice.make(target_info, length)
+  drafting = decoder.choice.make(target_info, length)
   target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
   shardings = mesh_lib.parameter_shardings(mesh, target)
   target = mesh_lib.with_shardings(target, shardings)
-  own: Any = ()
+  draft_params: Any = ()
   note = ''
-  if made.config is not None:
-    own = models.param_shapes(made.model, made.config)
-    # A small draft model may have fewer heads than a copy has chips.
+  if drafting.config is not None:
+    draft_params = models.param_shapes(drafting.model, drafting.config)
+    # A small draft model may have fewer heads than there are chips per copy.
     try:
-      mesh_lib.check_divides(mesh, own, batch_size=workload.batch_size)
+      mesh_lib.check_divides(mesh, draft_params, batch_size=workload.batch_size)
     except ValueError as error:
       note = f'Every chip has the whole draft model, since {error}.'
-    own = mesh_lib.with_shardings(own, mesh_lib.drafter_shardings(mesh, own))
-  params = Params(target, made.join(target, own))
+    draft_shardings = mesh_lib.drafter_shardings(mesh, draft_params)
+    draft_params = mesh_lib.with_shardings(draft_params, draft_shardings)
+  params = Params(target, drafting.join(target, draft_params))
 
-  def places(state: DecodeState) -> DecodeState:
-    all_places: DecodeState = mesh_lib.state_shardings(mesh, state)
+  def state_places(state: DecodeState) -> DecodeState:
+    places: DecodeState = mesh_lib.state_shardings(mesh, state)
     drafter = mesh_lib.state_shardings(
       mesh, state.drafter_state, is_split=not note
     )
-    return dataclasses.replace(all_places, drafter_state=drafter)
+    return dataclasses.replace(places, drafter_state=drafter)
 
   program = Program(
     method=dataclasses.replace(
-      decoder.method, target=made.target_of(target_info), drafter=made.drafter
+      decoder.method,
+      target=drafting.target_of(target_info),
+      drafter=drafting.drafter,
     ),
     params=params,
     prompt=_prompt(workload),
     max_len=workload.max_len,
-    places=places,
+    places=state_places,
   )
   return Shapes(
     workload=workload,
     program=program,
-    chain=made.chain,
-    own=own or own_params(params),
+    chain=drafting.chain,
+    draft_params=draft_params or own_params(params),
     draft_mesh=None if note else mesh,
     note=note,
   )
 
 
 def _prompt(workload: Workload) -> Prompt:
-  # Where a program is traced, shapes will do for arrays.
+  # Shapes are enough to trace a program.
   array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
   batch_size, length = workload.batch_size, workload.input_length
   is_encoder = families.has_encoder(workload.decoder.config)
@@ -136,11 +142,11 @@ class PairCosts:
   """The parts of an iteration on each chip.
 
   Attributes:
-    costs: of all of them, as the planner takes them.
-    programs: of each, by name.
+    costs: of all parts, for the planner.
+    programs: the cost of each part, by name.
     memory: bytes on each chip by name; temporaries are those of the part that
       needs most.
-    notes: what was decided on the way, in sentences.
+    notes: sentences for the user.
   """
 
   costs: Costs
@@ -157,36 +163,35 @@ def pair_costs(
 ) -> PairCosts:
   """Compiles the parts of an iteration and prices them.
 
-  The widest target call has `max_gamma + 1` positions; a middle one is compiled
-  too, and trees if `has_trees`. Raises ValueError if the workload does not fit
-  on the chips, in bytes, or cannot be split over them, or the drafter does not
-  draft `max_gamma` tokens.
+  Target calls have up to `max_gamma + 1` positions; trees are compiled if
+  `has_trees`. ValueError if the workload does not fit in the memory of the
+  chips or cannot be split over them, or the drafter does not draft `max_gamma`
+  tokens.
   """
-  whole = shapes_of(workload, Fixed(max_gamma))
-  state = whole.program.state
+  chain_shapes = shapes_of(workload, Fixed(max_gamma))
+  state = chain_shapes.program.state
   caches = state.target_cache, state.drafter_state
   memory = {
-    'target_params': mesh_lib.tree_bytes(whole.program.params.target),
-    'draft_params': mesh_lib.tree_bytes(whole.own),
+    'target_params': mesh_lib.tree_bytes(chain_shapes.program.params.target),
+    'draft_params': mesh_lib.tree_bytes(chain_shapes.draft_params),
     'caches': mesh_lib.tree_bytes(caches),
   }
-  # Checked before anything is compiled: parameters and caches alone may exceed
-  # the memory.
+  # Parameters and caches alone may exceed the memory: checked before compiling.
   memory['total'] = sum(memory.values())
   memory['available'] = int(workload.slice.chip.memory_bytes)
   _check_fits(workload, memory)
   shapes = tree_shapes(workload, max_gamma) if has_trees else []
-  jobs = part_jobs(workload, whole, max_gamma, shapes)
+  jobs = part_jobs(workload, chain_shapes, max_gamma, shapes)
   compiled = aot.compile_all(list(jobs.values()))
   costs = aot.price(compiled, workload.slice.chip)
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
   return PairCosts(
-    costs=costs_of(max_gamma, costs, shapes, whole.chain is not None),
+    costs=costs_of(max_gamma, costs, shapes, chain_shapes.chain is not None),
     programs=dict(zip(jobs, costs, strict=True)),
     memory=memory,
-    notes=(whole.note,) if whole.note else (),
+    notes=(chain_shapes.note,) if chain_shapes.note else (),
   )
 
 
@@ -196,16 +201,21 @@ def costs_of(
   shapes: Sequence[Tree] = (),
   is_chain: bool = True,
 ) -> Costs:
-  """Puts the costs of `part_jobs`, in their order, as the planner takes them;
-  the loop's own cost is in the target's. Without `is_chain` the second draft is
-  one of all tokens."""
+  """Converts the costs of `part_jobs`, in their order, to those of the planner.
+
+  The cost of the loop is part of the target's. Without `is_chain` the second
+  draft is one of all tokens.
+  """
   widths = widths_to_time(max_gamma)
   target = parts[: len(widths)]
   first, second, *of_trees = parts[len(widths) :]
 
   def further(name: str) -> float:
-    one, cost = getattr(first, name), getattr(second, name)
-    return cost if is_chain else per_token(one, cost, max_gamma)
+    first_cost = getattr(first, name)
+    second_cost = getattr(second, name)
+    if is_chain:
+      return second_cost
+    return per_token(first_cost, second_cost, max_gamma)
 
   return Costs(
     widths=widths,
@@ -214,7 +224,7 @@ def costs_of(
     draft_seconds=further('seconds'),
     c_hat=further('flops') / target[0].flops,
     tree_nodes=[len(tree.parents) for tree in shapes],
-    # Of two trees: target call, draft, target call, draft.
+    # The order of two trees: target call, draft, target call, draft.
     tree_seconds=[cost.seconds for cost in of_trees[::2]],
     level_seconds=[
       cost.seconds / trees.depth(tree)
@@ -224,34 +234,42 @@ def costs_of(
 
 
 def part_jobs(
-  workload: Workload, whole: Shapes, max_gamma: int, shapes: Iterable[Tree]
+  workload: Workload,
+  chain_shapes: Shapes,
+  max_gamma: int,
+  shapes: Iterable[Tree],
 ) -> dict[str, Job]:
   """Makes the programs of `pair_costs`, by name: target calls by width; a draft
-  of one token, and a further token, or without a chain a draft of all; target
-  call and draft of each tree."""
+  of one token; a further token, or without a chain a draft of all tokens; and
+  target call and draft of each tree."""
   decoder = workload.decoder
   jobs = {
-    f'target, {width} positions': target_step(whole, width)
+    f'target, {width} positions': target_step(chain_shapes, width)
     for width in widths_to_time(max_gamma)
   }
   one = decoder.choice.make(decoder.target_info, Fixed(1)).drafter
-  jobs['drafter, first token'] = _draft(whole, one)
-  if whole.chain is None:
-    jobs['drafter, all tokens'] = _draft(whole, whole.program.method.drafter)
+  jobs['drafter, first token'] = _draft(chain_shapes, one)
+  if chain_shapes.chain is None:
+    jobs['drafter, all tokens'] = _draft(
+      chain_shapes, chain_shapes.program.method.drafter
+    )
   else:
-    jobs['drafter, further token'] = _further_draft(whole, whole.chain)
+    jobs['drafter, further token'] = _further_draft(
+      chain_shapes, chain_shapes.chain
+    )
   for tree in shapes:
-    own, num_nodes = shapes_of(workload, tree), len(tree.parents)
+    shapes_of_tree = shapes_of(workload, tree)
+    num_nodes = len(tree.parents)
     name = f'tree of {num_nodes} nodes'
-    jobs[f'target, {name}'] = target_step(own, num_nodes + 1, tree)
+    jobs[f'target, {name}'] = target_step(shapes_of_tree, num_nodes + 1, tree)
     deep = f'drafter, {name}, {trees.depth(tree)} deep'
-    jobs[deep] = _draft(own, own.program.method.drafter)
+    jobs[deep] = _draft(shapes_of_tree, shapes_of_tree.program.method.drafter)
   return jobs
 
 
 def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
-  """Returns the trees to compile: for each width beyond 1 the best of as many
-  nodes under a typical alpha, if the drafter drafts it."""
+  """Returns the trees to compile: for each width beyond 1 the best tree of as
+  many positions for a typical alpha, if the drafter supports it."""
   rates = tree_theory.assumed_rates(tree_theory.DEFAULT_ALPHA)
   sizes = [width - 1 for width in widths_to_time(max_gamma)]
   # A width of 4 is the root and 3 nodes.
@@ -260,8 +278,8 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
 
 
 def _drafts(decoder: Decoder, tree: Tree) -> bool:
-  """Tells whether a decoder's drafter drafts this very tree."""
-  if not decoder.drafter.gamma:  # Plain decoding takes trees, and drafts none.
+  """Returns whether a decoder's drafter drafts this tree."""
+  if not decoder.drafter.gamma:
     return False
   greedy = dataclasses.replace(decoder.target_info, sampling=Sampling())
   try:
@@ -271,8 +289,8 @@ def _drafts(decoder: Decoder, tree: Tree) -> bool:
 
 
 def target_step(shapes: Shapes, width: int, tree: Tree | None = None) -> Job:
-  """Makes a step of the loop whose drafts, chains or trees, cost nothing; at
-  width 1 it is a plain step."""
+  """Makes a step of the loop with drafts that cost nothing; at width 1 it is a
+  plain step."""
   program = shapes.program
   method = dataclasses.replace(
     program.method, drafter=stopwatch.always_full(width - 1, tree=tree)
@@ -286,7 +304,7 @@ def target_step(shapes: Shapes, width: int, tree: Tree | None = None) -> Job:
 
 
 def _draft(shapes: Shapes, drafter: Drafter) -> Job:
-  """Makes a draft: the call that catches up, and all tokens drawn after it."""
+  """Makes a draft: the call that catches up, and the sampling of all tokens."""
 
   def step(params, cache, keys, context, *seen):
     return drafter.propose(params, keys, context, cache, *seen)
@@ -298,7 +316,7 @@ def _draft(shapes: Shapes, drafter: Drafter) -> Job:
 
 
 def _further_draft(shapes: Shapes, chain: Chain) -> Job:
-  """Makes one call for one position, and draws a token after it."""
+  """Makes a call of the drafter for one position, and samples a token."""
   params, state = shapes.program.params.drafter, shapes.program.state
   to_probs = shapes.program.method.logits_to_probs
 
@@ -308,7 +326,7 @@ def _further_draft(shapes: Shapes, chain: Chain) -> Job:
     probs = to_probs(raw[:, 0])
     return (distributions.sample(keys, probs), probs, left), cache
 
-  # `left`, such as EAGLE's guess of features, has the shapes that a catch-up
+  # `left`, such as EAGLE's predicted features, has the shapes that `catch_up`
   # returns.
   workload = shapes.workload
   tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)

@@ -1,7 +1,7 @@
-"""Chooses gamma, predicts the speedup, and says where speculation loses.
+"""Chooses gamma, predicts the speedup, and explains where speculation loses.
 
 Costs come from `specdec calibrate` (--costs), or from compiling the parts of an
-iteration for a TPU slice that need not be there (--topology).
+iteration for a TPU slice, without the hardware (--topology).
 """
 
 import argparse
@@ -30,8 +30,8 @@ from specdec_jax.planning.plan_tables import Figures
 from specdec_jax.theory import doubts, trees
 from specdec_jax.theory.costs import KIND, Costs
 
-# What a file of costs must have. Compiled costs have no acceptance, and those
-# of one row no interval: these lists may be missing.
+# Required fields of a file of costs, and lists that may be missing: compiled
+# costs have no acceptance, and those of one row no interval.
 _TEXTS = ('source', 'model', 'drafter', 'dtype', 'device')
 _NUMBERS = (
   *('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
@@ -41,16 +41,17 @@ _IF_ANY = (
   *('profile', 'alpha_interval', 'rank_rates'),
   *('tree_nodes', 'tree_seconds', 'level_seconds'),
 )
-# Flags of costs that are compiled.
+# Flags that are only for compiled costs.
 _COMPILED = (
   *('target', 'draft', 'drafter', 'topology', 'batch_size', 'input_length'),
   *('num_partitions', 'dtype', 'weights', 'cache_dtype'),
   *('bits', 'group', 'layers'),
 )
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
-# One reads a file; the others draft nothing that has a price or an alpha.
+# Drafters that cannot be priced: ngram reads a file; the others have no cost or
+# no acceptance rate.
 _UNPRICED = ('ngram', 'grammar', 'none')
-# Shown where alpha is not known.
+# Planned for if alpha is unknown.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -58,18 +59,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('costs')
   add = group.add_argument
   number = functools.partial(add, type=numbers.positive_int)
-  add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
+  add(
+    '--costs', metavar='FILE', help='the output of `specdec calibrate --json`'
+  )
   add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
   add(
     '--draft',
     metavar='PRESET',
-    help='what drafts: sizes such as t5_1_1_small, eagle3_8k or '
+    help='the network of the drafter: sizes such as t5_1_1_small, eagle3_8k or '
     'gemma4_e4b_assistant, or its folder',
   )
   add(
     '--drafter',
     choices=[name for name in DRAFTERS if name not in _UNPRICED],
-    help='(default: model, or eagle or assistant for their sizes)',
+    help='(default: model; eagle or assistant for sizes of such networks)',
   )
   add(
     '--topology',
@@ -80,33 +83,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   number('--output_length', default=128, help='new tokens per row')
   number(
     '--num_partitions',
-    help='chips that share a copy of the target (default: as the batch allows)',
+    help='chips per copy of the target, for model parallelism (default: as few '
+    'as the batch allows)',
   )
   add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
   options.add_shared(group, 'weights', 'cache_dtype')
-  # Options of other drafters change no cost, or name a file.
+  # Options of other drafters do not change costs, or name a file.
   options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
   add = parser.add_argument_group('planning').add_argument
   add(
     '--alpha',
     type=numbers.share,
-    help='the acceptance rate (default: that of --costs, or several)',
+    help='the acceptance rate (default: the one of --costs, else a range)',
   )
   add(
     '--max_gamma',
     type=numbers.positive_int,
     help='the largest gamma considered, and the most nodes of a tree (default: '
-    '12, or as measured)',
+    'as measured, or 12)',
   )
   add(
     '--tokens',
     type=numbers.number(float, lambda n: 1 <= n < 1e18, 'a number from 1 on'),
-    help='output tokens in all, such as 1e9: predicts their chip-hours',
+    help='total output tokens, such as 1e9: predicts their chip-hours',
   )
   add(
     '--price',
     type=numbers.cost,
-    help='of a chip-hour: predicts the cost per million output tokens',
+    help='price of a chip-hour: predicts the cost per million output tokens',
   )
   options.add_report(parser, 'write the plan', shown='tables')
 
@@ -114,15 +118,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   _check(args)
   outputs.check({'--json': args.json}, {'--costs': args.costs})
-  found = _read(args.costs, args.max_gamma) if args.costs else _compile(args)
-  costs = Costs.among(found)
+  # Costs and acceptance, measured or compiled.
+  measured = _read(args.costs, args.max_gamma) if args.costs else _compile(args)
+  costs = Costs.among(measured)
   max_gamma = args.max_gamma or costs.max_gamma
-  alphas, interval = _alphas(args, found, max_gamma)
-  batch_size, length = found['batch_size'], args.output_length
-  if args.alpha is None and found.get('profile'):
-    # Rows are taken to be independent, as for their iterations.
-    undrafted = found.get('abstained', 0) ** batch_size
+  alphas, interval = _alphas(args, measured, max_gamma)
+  batch_size, length = measured['batch_size'], args.output_length
+  if args.alpha is None and measured.get('profile'):
+    # Rows are assumed to be independent.
+    undrafted = measured.get('abstained', 0) ** batch_size
     costs = dataclasses.replace(costs, undrafted=undrafted)
+  # A plan for every acceptance rate.
   planned: list[plan_tables.Planned] = []
   for alpha in alphas:
     plan = planner.plan(
@@ -132,13 +138,13 @@ def run(args: argparse.Namespace) -> int:
       batch_size=batch_size,
       length=length,
       interval=interval,
-      mean=found.get('alpha'),
+      mean=measured.get('alpha'),
     )
-    tree = _tree(found, costs, alpha, plan, max_gamma, length)
+    tree = _tree(measured, costs, alpha, plan, max_gamma, length)
     planned.append(plan_tables.Planned(alpha, plan, tree))
-  # It may be infinite, which JSON cannot say.
+  # The record; JSON has no infinite numbers.
   oracles = [planner.oracle_speedup(alpha, costs, length) for alpha in alphas]
-  record = found | {
+  record = measured | {
     'kind': 'specdec plan',
     'c': costs.c(costs.max_gamma),
     'oracle_speedups': [*map(outputs.finite, oracles)],
@@ -151,18 +157,19 @@ def run(args: argparse.Namespace) -> int:
       for alpha, plan, tree in planned
     ],
   }
+  # Tables.
   shown = plan_tables.tables(record, costs, planned)
   if args.tokens:
     predicted = planner.predict_fleet(
       costs,
-      [each.plan for each in planned],
+      [item.plan for item in planned],
       num_tokens=args.tokens,
-      num_chips=found.get('num_devices') or 1,
+      num_chips=measured.get('num_devices') or 1,
       batch_size=batch_size,
       length=length,
       price=args.price,
     )
-    record['fleet'] = [each._asdict() for each in predicted]
+    record['fleet'] = [item._asdict() for item in predicted]
     shown.append(plan_tables.fleet(args.tokens, alphas, predicted))
   return outputs.report(args, record, *shown)
 
@@ -175,50 +182,52 @@ def _check(args: argparse.Namespace) -> None:
     )
   for name in _COMPILED:
     if args.costs and getattr(args, name):
-      raise ValueError(f'--{name} is for compiling: --costs has its own')
+      raise ValueError(f'--{name} is for --topology, not for --costs')
   if args.price is not None and not args.tokens:
     raise ValueError(f'--price {args.price:g} needs --tokens, such as 1e9')
 
 
 def _read(path: str, max_gamma: int | None) -> Figures:
   """Reads the figures of a file that `specdec calibrate` wrote."""
-  found = settings.read(user_path(path))
-  if found.values.get('kind') != KIND:
+  file = settings.read(user_path(path))
+  if file.values.get('kind') != KIND:
     raise ValueError(
       f'--costs {path} is not what `specdec calibrate --json` writes'
     )
   for name in _TEXTS:
-    found.text(name)
+    file.text(name)
   for name in _NUMBERS:
-    found.number(name)
+    file.number(name)
   for name in ('widths', 'target_seconds'):
-    found.numbers(name)
+    file.numbers(name)
   for name in _IF_ANY:
-    found.numbers(name, [])
-  found.number('num_devices', 1)
+    file.numbers(name, [])
+  file.number('num_devices', 1)
   for name in ('alpha', 'abstained'):
-    if not 0 <= found.number(name, 0) <= 1:
-      found.refuse(name, 'a share from 0 to 1')
-  if len(found.numbers('alpha_interval', [0, 1])) != 2:
-    found.refuse('alpha_interval', 'two numbers')
-  found.number('extend_seconds', 0)
-  # --json repeats all of the file, also what is not read here.
-  record = dict(found.values)
+    if not 0 <= file.number(name, 0) <= 1:
+      file.refuse(name, 'a share from 0 to 1')
+  if len(file.numbers('alpha_interval', [0, 1])) != 2:
+    file.refuse('alpha_interval', 'two numbers')
+  file.number('extend_seconds', 0)
+  # --json repeats all figures of the file.
+  record = dict(file.values)
   costs = Costs.among(record)
   costs.check_gamma(1)
   # A file of an earlier version lists no doubts.
-  record['doubts'] = found.texts('doubts', []) or doubts.of_costs(record)
+  record['doubts'] = file.texts('doubts', []) or doubts.of_costs(record)
   if max_gamma and max_gamma > costs.max_gamma:
     raise ValueError(
-      f'--max_gamma {max_gamma} is beyond gamma {costs.max_gamma}, up to which '
-      f'{path} was measured: calibrate with --gamma {max_gamma}'
+      f'--max_gamma {max_gamma} exceeds gamma {costs.max_gamma}, the largest '
+      f'one that {path} has: calibrate with --gamma {max_gamma}'
     )
   return record
 
 
 def _compile(args: argparse.Namespace) -> Figures:
+  """Compiles the parts of an iteration, and returns figures like `_read`."""
   dtype = jnp.dtype(args.dtype or 'bfloat16')
-  batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
+  batch_size = args.batch_size or 1
+  max_gamma = args.max_gamma or 12
   by_sizes = 'model'
   if args.draft in presets.EAGLES:
     by_sizes = 'eagle'
@@ -259,39 +268,39 @@ def _compile(args: argparse.Namespace) -> Figures:
 
 
 def _alphas(
-  args: argparse.Namespace, found: Figures, max_gamma: int
+  args: argparse.Namespace, measured: Figures, max_gamma: int
 ) -> tuple[list[plan_tables.Alpha], tuple[float, float] | None]:
-  """Chooses rates to plan for, and their interval if one was measured."""
+  """Returns the acceptance rates to plan for, and their measured interval."""
   if args.alpha is not None:
     return [args.alpha], None
-  if not found.get('profile'):
+  if not measured.get('profile'):
     return list(_ALPHAS), None
-  interval = found.get('alpha_interval')
-  # A profile says more than alpha: it knows in which runs acceptances come.
-  return [found['profile'][:max_gamma]], interval and tuple(interval)
+  interval = measured.get('alpha_interval')
+  # A profile, of rates by position, is more precise than alpha alone.
+  return [measured['profile'][:max_gamma]], interval and tuple(interval)
 
 
 def _tree(
-  found: Figures,
+  measured: Figures,
   costs: Costs,
   alpha: plan_tables.Alpha,
   plan: planner.GammaPlan,
   max_nodes: int,
   length: int,
 ) -> tree_planner.TreePlan | None:
-  """Finds the best tree; None without room, or for drafters of chains."""
-  ranks = found.get('rank_rates')
-  # Of a drafter of chains, neither ranks are measured nor trees compiled.
+  """Returns the best tree; None for drafters of chains or a single node."""
+  ranks = measured.get('rank_rates')
+  # Drafters of chains have neither rank rates nor compiled trees.
   if max_nodes < 2 or not (ranks or costs.tree_nodes):
     return None
   if ranks:
-    # Measured on few prefixes, a rank may be ahead of the one before it.
+    # Measured on few prefixes, rates may increase from one rank to the next.
     ranks = np.minimum.accumulate(ranks)
   return tree_planner.plan(
     trees.assumed_rates(alpha, ranks),
     costs,
     plan.best,
     max_nodes=max_nodes,
-    batch_size=found['batch_size'],
+    batch_size=measured['batch_size'],
     length=length,
   )

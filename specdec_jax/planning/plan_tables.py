@@ -1,4 +1,4 @@
-"""What `specdec plan` shows."""
+"""Tables and sentences of `specdec plan`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ Alpha = float | Sequence[float]
 
 
 class Planned(NamedTuple):
-  """A rate, the best chain for it, and the best tree, if any is drafted."""
+  """An acceptance rate, the plan of chains for it, and that of trees, if
+  any."""
 
   alpha: Alpha
   plan: GammaPlan
@@ -28,31 +29,38 @@ class Planned(NamedTuple):
 
 
 def tables(
-  found: Figures, costs: Costs, planned: Sequence[Planned]
+  record: Figures, costs: Costs, planned: Sequence[Planned]
 ) -> list[object]:
-  """Makes tables and sentences of what is written as JSON, and of its parts."""
-  names = ', '.join(found[x] for x in ('model', 'drafter', 'dtype', 'device'))
+  """Makes tables and sentences.
+
+  Args:
+    record: the figures that --json writes.
+    costs: of an iteration's parts.
+    planned: the plans, by acceptance rate.
+  """
+  setup = ', '.join(record[x] for x in ('model', 'drafter', 'dtype', 'device'))
   shown: list[object] = [
-    f'{names}, batch {found["batch_size"]} ({found["source"]})'
+    f'{setup}, batch {record["batch_size"]} ({record["source"]})'
   ]
-  if 'programs' in found:
-    shown += [*_compiled(found), *found['notes']]
+  if 'programs' in record:
+    shown += [*_compiled(record), *record['notes']]
   shown.append(
-    f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
+    f'c {record["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
-  # One rate has a row for each gamma, and each of several one for its best.
+  # A single rate has a table with a row per gamma.
   if len(planned) == 1:
     [(_, plan, tree)] = planned
     shown += [_choices(plan, tree), *plan.sentences]
     if tree:
       shown.append(tree.sentence)
-    if (bound := found['oracle_speedups'][0]) is not None:
+    if (bound := record['oracle_speedups'][0]) is not None:
       shown.append(
         f'No schedule that varies gamma gains more than {bound:.2f} times: '
-        'that is an oracle, which drafts just what is accepted.'
+        'that is an oracle, which drafts only what is accepted.'
       )
     return shown
+  # Several rates have a table with a row per rate.
   rows = [
     (
       f'{alpha:.2f}',
@@ -64,11 +72,11 @@ def tables(
   ]
   columns = ('alpha', 'gamma', *_FIGURES, 'best tree', 'its speedup')
   shown.append(outputs.table(columns, rows))
-  # Explains why drafting loses, at the greatest rate at which it does.
-  losing = [each for each in planned if not each.plan.best.gamma]
+  # Why drafting loses, at the highest rate at which it does.
+  losing = [item for item in planned if not item.plan.best.gamma]
   for alpha, plan, _ in losing[-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
-  # Without a rate at which a tree wins, what is to be said of the greatest.
+  # Rates at which a tree is faster; if there are none, why not at the highest.
   trees = [(alpha, tree) for alpha, _, tree in planned if tree]
   if faster := [f'{alpha:.2f}' for alpha, tree in trees if tree.is_faster]:
     faster_at = ', '.join(faster)
@@ -80,27 +88,31 @@ def tables(
 
 
 def fleet(
-  num_tokens: float, alphas: Sequence[Alpha], found: Sequence[Prediction]
+  num_tokens: float, alphas: Sequence[Alpha], predictions: Sequence[Prediction]
 ) -> object:
-  """Makes the table of chip-hours, of plain decoding and of each alpha."""
+  """Makes the table of chip-hours, for plain decoding and for each alpha."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
-  # The first is plain decoding. A profile is named by its first rate.
+  # The first prediction is plain decoding. A profile is named by its first
+  # rate.
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
-  rows = [
-    (
-      name,
-      str(each.gamma),
-      f'{each.tokens_per_second_per_chip:,.1f}',
-      f'{each.chip_hours:,.1f}',
-      '-' if (cost := each.cost_per_million_tokens) is None else f'{cost:,.3f}',
+  rows = []
+  for name, prediction in zip(names, predictions, strict=True):
+    cost = prediction.cost_per_million_tokens
+    speed = prediction.tokens_per_second_per_chip
+    rows.append(
+      (
+        name,
+        str(prediction.gamma),
+        f'{speed:,.1f}',
+        f'{prediction.chip_hours:,.1f}',
+        '-' if cost is None else f'{cost:,.3f}',
+      )
     )
-    for name, each in zip(names, found, strict=True)
-  ]
   title = f'{num_tokens:g} output tokens, predicted'
   return outputs.table(columns, rows, title=title)
 
 
-def _compiled(found: Figures) -> tuple[object, str]:
+def _compiled(record: Figures) -> tuple[object, str]:
   columns = (
     *('', 'ms', 'bytes', 'flops', 'collectives'),
     *("compiler's ms", 'compiled in s'),
@@ -115,9 +127,9 @@ def _compiled(found: Figures) -> tuple[object, str]:
       f'{1e3 * cost["compiler_seconds"]:.3f}',
       f'{cost["compile_seconds"]:.0f}',
     )
-    for name, cost in found['programs'].items()
+    for name, cost in record['programs'].items()
   ]
-  gib = {name: f'{size / 2**30:.2f}' for name, size in found['memory'].items()}
+  gib = {name: f'{size / 2**30:.2f}' for name, size in record['memory'].items()}
   # The sum comes last: 'target params 3.10, ...; 4.20 of 32.00'.
   total, available = gib.pop('total'), gib.pop('available')
   parts = ', '.join(f'{k.replace("_", " ")} {v}' for k, v in gib.items())
@@ -144,5 +156,5 @@ def _choices(plan: GammaPlan, tree: TreePlan | None) -> object:
 
 
 def _figures(choice: Forecast) -> list[str]:
-  found = (choice.expected_tokens, choice.speedup, choice.operations_factor)
-  return [f'{figure:.2f}' for figure in found]
+  figures = (choice.expected_tokens, choice.speedup, choice.operations_factor)
+  return [f'{figure:.2f}' for figure in figures]

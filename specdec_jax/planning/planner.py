@@ -1,9 +1,8 @@
-"""Chooses gamma from acceptance rates and costs, and tells whether it pays.
+"""Chooses gamma from acceptance rates and costs, and predicts the speedup.
 
 Theorem 3.8 of Leviathan et al. (https://arxiv.org/abs/2211.17192) without three
 of its assumptions: scoring a draft has its own cost, the loop has a cost, and a
-batch, whose rows advance at their own pace, ends with its slowest row.
-Acceptance may have a rate per position.
+batch ends with its slowest row. There may be an acceptance rate per position.
 """
 
 import dataclasses
@@ -48,8 +47,8 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GammaPlan:
-  """The forecasts of gammas 0 to the largest considered, the fastest of them,
-  and sentences on where it gains or why it loses."""
+  """The forecasts of gammas from 0 to the largest considered, the fastest of
+  them, and sentences that explain it."""
 
   choices: tuple[Forecast, ...]
   best: Forecast
@@ -62,20 +61,22 @@ def expected_iterations(
   """Computes mean iterations until the slowest of `batch_size` rows has
   `length` tokens, at least 1, from acceptance rates by position, `[G]`. Exact
   if rows and iterations are independent."""
-  # The distribution of the tokens per iteration is convolved until the length
-  # is reached; the mean of the maximum is `sum_m (1 - P(done within m)^B)`.
+  # Convolves the distribution of the tokens per iteration until the length is
+  # reached; the mean of the maximum is `sum_m (1 - P(done within m)^B)`.
   in_range('length', length, 1)
   in_range('batch_size', batch_size, 1)
   profile = in_range('profile', profile, 0, 1)
   reached = np.concatenate([[1.0], profile.cumprod()])
   block = reached - np.append(reached[1:], 0.0)
   # With rates 0.8, 0.5: at least 0, 1, 2 drafted tokens are accepted with
-  # chances 1, 0.8, 0.4 (`reached`), so that an iteration gives 1, 2, 3 tokens
-  # with 0.2, 0.4, 0.4 (`block`).
-  # `missing[n]`: the chance that just n tokens, too few, are there by now, not
+  # probabilities 1, 0.8, 0.4 (`reached`), so that an iteration gives 1, 2, 3
+  # tokens with 0.2, 0.4, 0.4 (`block`).
+  # `missing[n]`: the probability that a row is unfinished with n tokens, not
   # counting one token per iteration, which is certain.
-  missing, mean, unfinished = np.zeros(length), 0.0, 1.0
+  missing = np.zeros(length)
   missing[0] = 1.0
+  mean = 0.0
+  unfinished = 1.0
   while unfinished > 1e-15:
     # All B rows are done with probability (1 - unfinished)^B.
     mean += 1 - (1 - unfinished) ** batch_size
@@ -94,17 +95,17 @@ def plan(
   interval: tuple[float, float] | None = None,
   mean: float | None = None,
 ) -> GammaPlan:
-  """Chooses a gamma and explains what it should gain, or why it loses.
+  """Chooses a gamma and explains what it gains, or why drafting loses.
 
   Args:
     alpha: the acceptance rate, or one per position, `max_gamma` or more.
     costs: of an iteration's parts, for all rows of the batch together.
-    max_gamma: the largest considered; None for all whose scoring was measured.
+    max_gamma: the largest considered; None: the largest that was measured.
     batch_size: rows decoded together; all wait for the slowest.
     length: tokens that each row decodes; sets how long they wait.
     interval: confidence interval of an estimated alpha; the sentences then say
-      whether the choice depends on where alpha lies in it.
-    mean: that estimate, by which rates per position move with alpha; None for
+      whether the choice of gamma is the same at both ends.
+    mean: the estimate, relative to which rates per position are scaled; None:
       the first rate.
 
   Raises:
@@ -116,9 +117,7 @@ def plan(
   if profile.size == 1:
     profile = np.full(max(max_gamma, 1), profile[0])
   if profile.size < max_gamma:
-    raise ValueError(
-      f'{profile.size} rates do not say what gamma {max_gamma} gives'
-    )
+    raise ValueError(f'{profile.size} rates are too few for gamma {max_gamma}')
   choices = tuple(
     forecast(profile[:gamma], costs, batch_size, length)
     for gamma in range(max_gamma + 1)
@@ -126,8 +125,8 @@ def plan(
   best = max(choices, key=lambda choice: choice.speedup)
   sentences = _verdict(choices, best, costs, batch_size, profile)
   if interval is not None:
-    # Rates 0.36, 0.8 of a drafter that mostly has no guess, and a mean of 0.8
-    # over its guesses: at its upper end 0.9 they are 0.405, 0.9.
+    # Of a drafter that often abstains, rates are 0.36, 0.8, and the mean over
+    # its drafts 0.8: at the upper end 0.9 the rates are 0.405, 0.9.
     scales = [end / (mean or profile[0] or 1.0) for end in interval]
     low, high = (
       plan(
@@ -167,12 +166,12 @@ def oracle_speedup(
     accepted = reached.sum() + beyond
     drafting = min(costs.first_draft_seconds, costs.draft_seconds)
     scoring = min(costs.target_seconds)
-    # Per token: 3 accepted and 1 more share one scoring, 1/4 each, and 3/4 are
-    # drafted. With endless acceptance only the drafter's time remains.
+    # With 3 accepted tokens per run, a token costs 1/4 of a scoring and 3/4 of
+    # a draft step. If all are accepted, only drafting costs time.
     share = 1 / (1 + accepted)
     seconds = share * scoring + (1 - share) * drafting
-    whole = length * seconds + costs.launch_seconds
-    return float(max(costs.decode_seconds(0, length) / whole, 1.0))
+    decode_seconds = length * seconds + costs.launch_seconds
+    return float(max(costs.decode_seconds(0, length) / decode_seconds, 1.0))
 
 
 def forecast(
@@ -187,14 +186,14 @@ def forecast(
   its depths; all else is as in `plan`."""
   gamma = len(tree or profile)
   tokens = float(expected_tokens_of_profile(profile))
-  of_one = expected_iterations(profile, length, 1)
-  of_all = of_one
+  row_iterations = expected_iterations(profile, length, 1)
+  batch_iterations = row_iterations
   if batch_size != 1:
-    of_all = expected_iterations(profile, length, batch_size)
+    batch_iterations = expected_iterations(profile, length, batch_size)
   depth = len(profile) if tree else None
-  # The iterations of a long decode, times what waiting for others adds.
-  num_iterations = length / tokens * of_all / of_one
-  whole = costs.decode_seconds(gamma, num_iterations, depth)
+  # The iterations of a long decode, with those that wait for the slowest row.
+  num_iterations = length / tokens * batch_iterations / row_iterations
+  decode_seconds = costs.decode_seconds(gamma, num_iterations, depth)
   # Break-even: expected tokens equal the iteration's cost in plain steps.
   cost = costs.iteration_seconds(gamma, depth) / costs.plain_seconds
   break_even = None
@@ -203,9 +202,9 @@ def forecast(
   return Forecast(
     gamma=gamma,
     expected_tokens=tokens,
-    speedup=costs.decode_seconds(0, length) / whole,
+    speedup=costs.decode_seconds(0, length) / decode_seconds,
     operations_factor=(gamma * costs.c_hat + gamma + 1) / tokens,
-    row_utilisation=of_one / of_all,
+    row_utilisation=row_iterations / batch_iterations,
     break_even_alpha=break_even,
     tree=tree,
   )
@@ -218,11 +217,11 @@ def _verdict(
   batch_size: int,
   profile: np.ndarray,
 ) -> list[str]:
-  """Writes sentences on where drafting gains and where it loses, and why."""
+  """Returns sentences on where drafting gains and where it loses, and why."""
   drafting = choices[1:]
   if not drafting:
     return ['No gamma was considered: decode plainly.']
-  gaining = [each.gamma for each in drafting if each.speedup > 1]
+  gaining = [choice.gamma for choice in drafting if choice.speedup > 1]
   first = max(drafting, key=lambda choice: choice.speedup)
   if best.speedup > 1 + MARGIN:
     sentences = [
@@ -230,7 +229,7 @@ def _verdict(
       f'run, {best.speedup:.2f} times as fast as plain decoding, for '
       f'{best.operations_factor:.2f} times the arithmetic.'
     ]
-    losing = [each.gamma for each in drafting if each.speedup < 1]
+    losing = [choice.gamma for choice in drafting if choice.speedup < 1]
     if losing:
       sentences.append(
         f'It gains from gamma {gaining[0]} to {gaining[-1]}; at gamma '
@@ -246,7 +245,7 @@ def _verdict(
       f'{first.speedup:.2f} times as fast as plain decoding.'
     ]
   else:
-    rates = [(each.break_even_alpha, each.gamma) for each in drafting]
+    rates = [(choice.break_even_alpha, choice.gamma) for choice in drafting]
     needed = min((rate for rate in rates if rate[0] is not None), default=None)
     sentences = [
       'Speculation loses here: decode plainly. Its best gamma, '
@@ -291,7 +290,7 @@ def plural(count: int, noun: str) -> str:
 
 
 class Prediction(NamedTuple):
-  """Time and cost, None without a price, of a gamma; 0 is plain decoding."""
+  """Time and cost (None without a price) of a gamma; 0 is plain decoding."""
 
   gamma: int
   tokens_per_second_per_chip: float
@@ -309,25 +308,28 @@ def predict_fleet(
   length: int,
   price: float | None = None,
 ) -> list[Prediction]:
-  """Predicts the cost of many tokens, plainly and with the best of each plan.
+  """Predicts the cost of many tokens, of plain decoding and of each plan.
 
-  Assumes full batches, one after the other: no prefill, encoder or idle chip.
+  Assumes full batches without prefill, encoder and idle chips.
 
   Args:
     costs: of a whole batch, on its `num_chips` together.
-    plans: of which the `best` is predicted.
-    num_tokens: output tokens in all.
+    plans: the plans, each with its `best` gamma.
+    num_tokens: total output tokens.
     num_chips: chips that decode a batch together.
     batch_size: rows per batch.
     length: output tokens per row.
     price: of one chip-hour, in any currency; None if unknown.
   """
   plain = costs.decode_seconds(0, length) * num_chips / (batch_size * length)
-  ways = [(0, plain)]
-  ways += [(plan.best.gamma, plain / plan.best.speedup) for plan in plans]
 
-  def way(gamma: int, seconds: float) -> Prediction:
+  def predict(gamma: int, seconds: float) -> Prediction:
+    """Predicts from the chip-seconds of a token."""
     cost = None if price is None else price * seconds / 3600 * 1e6
     return Prediction(gamma, 1 / seconds, num_tokens * seconds / 3600, cost)
 
-  return [way(*each) for each in ways]
+  bests = [plan.best for plan in plans]
+  return [
+    predict(0, plain),
+    *(predict(best.gamma, plain / best.speedup) for best in bests),
+  ]

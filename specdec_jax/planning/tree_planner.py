@@ -1,4 +1,4 @@
-"""Whether a tree of drafts beats a chain, from rank rates and costs."""
+"""Compares trees of drafts with chains, from rank rates and costs."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from specdec_jax.theory.speedup import MARGIN
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreePlan:
   """The fastest tree that is not a chain, its depth, whether it is faster than
-  the best chain, and a sentence that explains it."""
+  the best chain, and a sentence that explains why."""
 
   choice: Forecast
   depth: int
@@ -66,14 +66,16 @@ def plan(
     sentence = f'A tree is faster: {shown}, {rest}.'
     if not costs.tree_nodes:
       sentence += (
-        ' That is the most it can be: its scoring is taken to cost what a '
-        "chain's of as many tokens does."
+        ' That is an upper bound: its scoring is assumed to cost as much as '
+        "a chain's of as many tokens."
       )
   else:
-    whole = costs.iteration_seconds(choice.gamma, depth) / costs.plain_seconds
+    iteration = (
+      costs.iteration_seconds(choice.gamma, depth) / costs.plain_seconds
+    )
     scoring = costs.scoring_seconds(choice.gamma, depth) / costs.plain_seconds
     sentence = (
-      f'No tree is faster: {shown}, since its iteration costs {whole:.2f} '
+      f'No tree is faster: {shown}, since its iteration costs {iteration:.2f} '
       f'plain steps, of which scoring {choice.gamma + 1} positions of '
       f'{planner.plural(batch_size, "row")} is {scoring:.2f}.'
     )
@@ -83,7 +85,7 @@ def plan(
 
 
 def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
-  """Finds the parents of the tree, no chain, that is fastest for one row."""
+  """Returns the parents of the tree (not a chain) that is fastest for a row."""
   pace = 0.0
   best: tuple[int, ...] = ()
   for depth in range(1, max_nodes):
@@ -94,9 +96,10 @@ def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
     # A tree of as many nodes as levels would be a chain.
     for num_nodes in range(depth + 1, len(order) + 1):
       seconds = costs.iteration_seconds(num_nodes, depth)
-      if (found := float(tokens[num_nodes - 1]) / seconds) > pace:
-        pace = found
+      tokens_per_second = float(tokens[num_nodes - 1]) / seconds
+      if tokens_per_second > pace:
+        pace = tokens_per_second
         best = trees.parents_of([path for _, path in order[:num_nodes]])
   if not best:
-    raise ValueError('one rank makes chains, no trees: give rates of several')
+    raise ValueError('trees need the rates of two ranks or more, got one')
   return best

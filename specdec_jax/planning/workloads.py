@@ -1,4 +1,4 @@
-"""What is to be decoded on a TPU slice that need not be there."""
+"""What to decode on a TPU slice that is compiled for."""
 
 import dataclasses
 import itertools
@@ -24,19 +24,19 @@ from specdec_jax.planning.aot import Slice
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
 
-# Sizes of what drafts, by name.
+# Sizes of drafter networks, by name.
 _NAMED = presets.PRESETS, presets.SPEC_DRAFTERS, presets.ASSISTANTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """What is to be decoded, and on what; ValueError for more positions than
-  the models have.
+  """What to decode on which chips; ValueError for more positions than the
+  models have.
 
   Attributes:
     slice: the chips.
-    decoder: of `assembly.decoder.outline`, without weights; the dtype of its
-      target is that of caches, too.
+    decoder: of `assembly.decoder.outline`, without weights; caches have the
+      dtype of its target.
     input_length: tokens of the encoder, or of a decoder-only model's prompt.
     output_length: new tokens per row.
     num_partitions: chips that share a copy of the target.
@@ -50,9 +50,9 @@ class Workload:
   num_partitions: int
 
   def __post_init__(self):
-    # A prompt in the encoder has as many positions as one before the text.
+    # Positions of the encoder, or of prompt and text.
     length = max(self.input_length, self.max_len)
-    # What is planned drafts to the end.
+    # Drafts are planned for the whole text.
     limit = min(self.decoder.max_positions, self.decoder.draft_positions)
     if length > limit:
       raise ValueError(
@@ -62,7 +62,7 @@ class Workload:
 
   @property
   def max_len(self) -> int:
-    """The longest that a row can be."""
+    """The maximum length of a row."""
     is_encoder = families.has_encoder(self.decoder.config)
     return (1 if is_encoder else self.input_length) + self.output_length
 
@@ -74,14 +74,18 @@ class Workload:
 
 
 def default_num_partitions(slice_: Slice, batch_size: int) -> int:
-  """Returns the mesh's default, or more chips per copy where the batch has too
-  few rows for all copies."""
+  """Returns the mesh's default, or more chips per copy if the batch has fewer
+  rows than there are copies."""
   # Of 8 chips and 2 rows: 4 chips share a copy, and each copy has a row.
   size = len(slice_.devices)
   partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
   sizes = range(partitions, size + 1)
-  fits = lambda n: not (size % n or batch_size % (size // n))
-  return next(n for n in sizes if fits(n))
+  for num_partitions in sizes:
+    if size % num_partitions == 0:
+      num_copies = size // num_partitions
+      if batch_size % num_copies == 0:
+        return num_partitions
+  raise AssertionError('a copy on all chips fits any batch')
 
 
 def decoder_of(
@@ -111,9 +115,9 @@ def decoder_of(
     weights=weights,
     cache_dtype=cache_dtype,
   )
-  own = None
+  draft_model = None
   if draft is not None:
-    # A name of sizes is read as such, anything else as a folder's path.
+    # Anything but a name of sizes is the path of a folder.
     sizes: str | AnyConfig | None = None
     if draft in presets.EAGLES:
       config = models.read_config(model)
@@ -122,18 +126,20 @@ def decoder_of(
       sizes = draft
     else:
       _check_spelling(draft, itertools.chain(*_NAMED, presets.EAGLES))
-    own = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
+    draft_model = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
   return decoder_lib.outline(
     model,
-    drafter=chosen('drafter', DRAFTERS, drafter, {**options, 'model': own}),
+    drafter=chosen(
+      'drafter', DRAFTERS, drafter, {**options, 'model': draft_model}
+    ),
     sampling=Sampling(temperature=1.0),
     is_dry_run=True,
   )
 
 
-def _check_spelling(name: str, known: Iterable[str]) -> None:
-  """Raises ValueError if a name is no path and almost one of some sizes."""
-  sizes = {*known}
-  hint = did_you_mean(name, sizes, cutoff=0.85)
-  if name not in sizes and hint and not Path(name).exists():
+def _check_spelling(name: str, names: Iterable[str]) -> None:
+  """Raises ValueError for a misspelt name of sizes that is not a path."""
+  size_names = {*names}
+  hint = did_you_mean(name, size_names, cutoff=0.85)
+  if name not in size_names and hint and not Path(name).exists():
     raise ValueError(f'no sizes are called {name!r}{hint}')

@@ -194,7 +194,7 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
   )
   assert f'{tree["choice"]["gamma"]} nodes, {tree["depth"]} deep' in shown
   assert f'A tree is faster: {tree["choice"]["gamma"]} nodes in ' in shown
-  assert 'That is the most it can be' in shown
+  assert 'That is an upper bound' in shown
   several = run('plan', '--costs', cheap, '--alpha', '0.6').out
   assert 'A tree is faster' in ' '.join(several.split())
   dear = written(folder, target_seconds=[1.0, 2.5, 4.0], **ranks)
@@ -208,7 +208,7 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
     )
     shown = ' '.join(run('plan', '--costs', path).out.split())
     assert words in shown
-    assert 'That is the most it can be' not in shown
+    assert 'That is an upper bound' not in shown
   path = written(folder, tree_seconds=[1.0], **ranks, **prices)
   assert_refused(
     run('plan', '--costs', path), 'tree_seconds needs 2 times, got 1'
@@ -285,7 +285,7 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
       '151936',
     ),
     (('--costs', 'x', '--target', 't5_mini'), '--target is for'),
-    (('--costs', 'x', '--batch_size', '2'), '--costs has'),
+    (('--costs', 'x', '--batch_size', '2'), 'not for --costs'),
     (('--costs', 'x', '--dtype', 'float32'), '--dtype is for'),
     (('--alpha', '2'), 'in [0, 1]'),
     (('--drafter', 'none'), "choice: 'none'"),
@@ -301,7 +301,7 @@ def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
   path = written(folder)
   assert_refused(
     run('plan', '--costs', path, '--max_gamma', '7'),
-    'beyond gamma 6',
+    'exceeds gamma 6',
     '--gamma 7',
   )
 
