@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
   compilation_cache.enable()
   if args.forget:
     gamma_memory.forget()
-  with processes.joined(processes.given(args)):
+  with processes.joined(processes.from_args(args)):
     return gin_launch.call(
       infer,
-      gin_launch.given(args, names.DIALECT),
+      gin_launch.from_args(args, names.DIALECT),
       may_differ=_FOLDERS,
       settings=lambda: {
         name: value

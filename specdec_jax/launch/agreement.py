@@ -1,4 +1,4 @@
-"""Settings and digests on which a job's processes, or runs, have to agree."""
+"""Settings and digests that the processes, or runs, of a job must share."""
 
 import concurrent.futures
 import hashlib
@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 
 from specdec_jax.files.paths import in_bucket
 
-# Files are read in parts of so many bytes, several at once, a part in blocks.
+# Bytes of the parts of a file that are read in parallel, and of their blocks.
 _PART = 2**26
 _BLOCK = 2**20
 
@@ -23,18 +23,18 @@ def of_settings(settings: Mapping[str, str]) -> str:
 
 
 def of_files(paths: Iterable[Path]) -> str:
-  """Returns a digest of files, and of all files in folders, that is the same on
-  all hosts: of their names and all their bytes; of those in a bucket, of the
-  server's checksums."""
+  """Returns a digest of files, and of all files in folders: of their names and
+  bytes, or in a bucket of the server's checksums. It is the same on all hosts.
+  """
   files: dict[str, Path] = {}
   digest = hashlib.sha256()
   for path in sorted(paths):
     if (remote := in_bucket(path)) is not None:
       digest.update(_text(remote.checksums()))
     else:
-      found = path.rglob('*') if path.is_dir() else [path]
-      names = {str(each.relative_to(path.parent)): each for each in found}
-      files |= {name: each for name, each in names.items() if each.is_file()}
+      for file in path.rglob('*') if path.is_dir() else [path]:
+        if file.is_file():
+          files[str(file.relative_to(path.parent))] = file
   sizes = {name: path.stat().st_size for name, path in sorted(files.items())}
   digest.update(_text(sizes))
   parts = [
@@ -42,7 +42,7 @@ def of_files(paths: Iterable[Path]) -> str:
     for name, size in sizes.items()
     for start in range(0, size, _PART)
   ]
-  # Reading waits for disks, and hashing leaves Python's lock.
+  # Threads help, since hashing releases Python's lock.
   num_threads = min(16, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
     for part_digest in pool.map(_of_part, parts):
@@ -73,34 +73,36 @@ def of_arrays(tree: object) -> str:
 
 
 def differences(
-  one: Mapping[str, str], other: Mapping[str, str], wording: str
+  first: Mapping[str, str], second: Mapping[str, str], wording: str
 ) -> str:
-  """Names three that differ, as '{} was {}, now {}'; empty if none does."""
-  pairs = {
-    name: [each.get(name, 'not given') for each in (one, other)]
-    for name in sorted({*one, *other})
-  }
-  said = [wording.format(k, *v) for k, v in pairs.items() if v[0] != v[1]]
-  more = f' and {len(said) - 3} more' if len(said) > 3 else ''
-  return '; '.join(said[:3]) + more
+  """Describes three values that differ by `wording`, such as '{} was {}, now
+  {}'; empty if none does."""
+  sentences = []
+  for name in sorted({*first, *second}):
+    values = [mapping.get(name, 'not given') for mapping in (first, second)]
+    if values[0] != values[1]:
+      sentences.append(wording.format(name, *values))
+  more = f' and {len(sentences) - 3} more' if len(sentences) > 3 else ''
+  return '; '.join(sentences[:3]) + more
 
 
 def check_everywhere(settings: Mapping[str, str]) -> None:
-  """Raises ValueError, in all processes, unless settings are the same in all of
-  them; it says which are not. All have to call it, and wait here."""
+  """Raises ValueError in all processes unless they have the same settings. All
+  processes must call it; it waits for them."""
   if jax.process_count() == 1:
     return
   gather = multihost_utils.process_allgather
   text = _text(settings)
-  # All processes have to send equally much; JSON may end in blanks.
+  # All processes must send arrays of one shape; JSON may end in blanks.
   width = int(gather(np.int32(len(text))).max())
   texts = gather(np.frombuffer(text.ljust(width), np.uint8))
-  first, *others = (json.loads(bytes(row)) for row in texts)
-  for index, other in enumerate(others, start=1):
+  first, *rest = (json.loads(bytes(row)) for row in texts)
+  for index, process_settings in enumerate(rest, start=1):
     wording = f'{{}} is {{}} in process 0 and {{}} in process {index}'
-    if found := differences(first, other, wording):
+    differing = differences(first, process_settings, wording)
+    if differing:
       raise ValueError(
-        f'the processes of a job need the same settings and files: {found}'
+        f'the processes of a job need the same settings and files: {differing}'
       )
 
 

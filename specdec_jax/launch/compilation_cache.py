@@ -1,4 +1,4 @@
-"""Compiled programs that are kept across runs."""
+"""The persistent cache of compiled programs."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,11 @@ import jax
 
 
 def enable() -> str | None:
-  """Keeps compiled programs across runs, in `JAX_COMPILATION_CACHE_DIR` if that
-  is set, else in `~/.cache/specdec_jax/compiled`; returns where, None where
-  nothing can be written. `JAX_ENABLE_COMPILATION_CACHE=0` keeps none."""
-  # jax keeps what took a second; most of a small model's programs take less,
-  # and a few that take .1 each come before every first text.
+  """Enables the persistent cache, in `JAX_COMPILATION_CACHE_DIR` if that is
+  set, else in `~/.cache/specdec_jax/compiled`; returns the folder, or None if
+  it cannot be written. `JAX_ENABLE_COMPILATION_CACHE=0` disables it."""
+  # By default jax caches programs that took a second to compile; most programs
+  # of a small model take less, and add up before the first text.
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.02)
   if chosen := getattr(jax.config, 'jax_compilation_cache_dir', None):

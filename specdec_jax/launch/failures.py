@@ -1,4 +1,4 @@
-"""What an error is to users: a sentence, and an exit status."""
+"""Explains errors to users: a sentence, and an exit status."""
 
 import errno
 import os
@@ -16,8 +16,8 @@ AWAY = errno.EHOSTUNREACH
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-  """Returns an error in one line, and its exit status. The line says how to see
-  where it came from, if this package did not raise it on purpose."""
+  """Returns an error in one line, and its exit status. For an error that this
+  package did not raise on purpose, the line says how to get a traceback."""
   if isinstance(error, KeyboardInterrupt):
     return 'interrupted', EXIT_INTERRUPTED
   status = EXIT_TRY_AGAIN if is_away(error) else EXIT_BAD_INPUT
@@ -34,12 +34,12 @@ def explain(error: BaseException) -> tuple[str, int]:
       'device_mesh.num_partitions: --dry_run shows what takes how much',
       EXIT_BAD_INPUT,
     )
-  # Most commands find out in their first computation that jax has no device.
+  # In most commands the first computation fails if jax has no device.
   is_silent = isinstance(error, AssertionError) and not text
   is_of_jax = is_silent or text.startswith('Unable to initialize backend')
   if is_of_jax and (lacking := platforms.missing()):
     return lacking, EXIT_BAD_INPUT
-  # Raised on purpose: by a line of this package.
+  # An error that a line of this package raises is raised on purpose.
   is_expected = isinstance(error, (ValueError, ImportError))
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)
   package = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -53,15 +53,15 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-  """Tells whether an error of Python or of XLA says so."""
+  """Returns whether an error of Python or XLA is a lack of memory."""
   # XLA has no status of its own for a CPU out of memory.
   signs = ('RESOURCE_EXHAUSTED', 'Out of memory')
   return isinstance(error, MemoryError) or any(x in str(error) for x in signs)
 
 
 def is_away(error: BaseException | None) -> bool:
-  """Tells whether it comes from the server of a bucket that does not answer."""
-  # Others raise ConnectionError as well, such as the hub's client.
+  """Returns whether the server of a bucket did not answer."""
+  # ConnectionError alone may come from elsewhere, such as the hub's client.
   while error is not None and getattr(error, 'errno', None) != AWAY:
     error = error.__cause__
   return error is not None

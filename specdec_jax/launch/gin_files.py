@@ -24,8 +24,8 @@ SHIPPED = (_INSIDE if _INSIDE.is_dir() else _BESIDE).resolve()
 
 def shipped_names() -> list[str]:
   """Lists the gin files of this package by name, such as `runs/infer.gin`."""
-  found = sorted(SHIPPED.rglob('*.gin'))
-  return [path.relative_to(SHIPPED).as_posix() for path in found]
+  paths = sorted(SHIPPED.rglob('*.gin'))
+  return [path.relative_to(SHIPPED).as_posix() for path in paths]
 
 
 def shipped_text(name: str) -> str:
@@ -58,7 +58,7 @@ def reader(
   A file in a bucket that imports a module, by which it can call any function,
   is a ValueError unless `remote_imports`.
   """
-  # The files being read, each included by the one before.
+  # The files that are being read, each included by the one before it.
   opened: list[Path] = []
 
   @contextlib.contextmanager
@@ -78,8 +78,8 @@ def reader(
     is_trusted = remote_imports or not is_in_bucket(path)
     if not is_trusted and re.search(r'^\s*(import|from)\b', text, re.MULTILINE):
       raise ValueError(
-        f'{path} imports modules, by which whoever writes there runs code '
-        'here: copy it to a disk, or add --gin_remote_imports'
+        f'{path} imports modules, so that anyone who can write to the bucket '
+        'can run code here: copy it to a disk, or add --gin_remote_imports'
       )
     file = io.StringIO(_with_current_modules(dialect.translate(text)))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
@@ -102,16 +102,17 @@ def _with_current_modules(text: str) -> str:
 
 
 def find(name: str, folders: Sequence[str]) -> Path:
-  """Finds a file by its name in these folders, this package (`gin_configs/` may
-  stand before), or a Python package; else ValueError, with similar names."""
+  """Finds a file by its name in these folders, this package (also as
+  `gin_configs/NAME`), or a Python package; else ValueError, with similar names.
+  """
   path = user_path(name)
-  places = [*dict.fromkeys(user_path(each).resolve() for each in folders)]
+  places = [*dict.fromkeys(user_path(folder).resolve() for folder in folders)]
   is_prefixed = path.parts[:1] == (_SHIPPED,)
   shipped = path.relative_to(_SHIPPED) if is_prefixed else path
   candidates = [place / path for place in places] + [SHIPPED / shipped]
   if is_in_bucket(path):
     candidates = [path]
-  # Packages of Python last, so that a search path beats what is installed.
+  # Python packages come last: search paths have precedence.
   for candidate in itertools.chain(candidates, _in_packages(path)):
     if candidate.is_file():
       return candidate.resolve()
@@ -123,22 +124,23 @@ def find(name: str, folders: Sequence[str]) -> Path:
 def _in_packages(path: Path) -> Iterator[Path]:
   with contextlib.suppress(ImportError, ValueError):
     top, *rest = path.parts
-    # Of the outermost package: to find one in it, Python would import it.
+    # Only the outermost package is searched for: finding a package within it
+    # would import it.
     spec = importlib.util.find_spec(top) if top.isidentifier() else None
     for location in (spec and spec.submodule_search_locations) or ():
       yield Path(location, *rest)
 
 
 def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:
-  """Names the files that may be meant by a missing one, or all beside it."""
+  """Suggests names for a missing file, or lists the files in its folder."""
   beside = dict.fromkeys(
-    str(path.parent / each.name)
+    str(path.parent / file.name)
     for candidate in candidates
-    for each in sorted(candidate.parent.glob('*.gin'))
+    for file in sorted(candidate.parent.glob('*.gin'))
   )
   names = list(dict.fromkeys([*beside, *shipped_names()]))
   near = [name for name in names if Path(name).stem in (path.stem, path.name)]
   if near:
     return f'; did you mean {" or ".join(near)}?'
-  there = f'; there are {", ".join(beside)}' if beside else ''
-  return did_you_mean(str(shipped), names, most=3, cutoff=0.85) or there
+  existing = f'; there are {", ".join(beside)}' if beside else ''
+  return did_you_mean(str(shipped), names, most=3, cutoff=0.85) or existing

@@ -1,4 +1,4 @@
-"""Launches a function from gin files, with T5X's flags; nothing else knows of
+"""Launches a function from gin files, with T5X's flags. Only this module uses
 gin (https://github.com/google/gin-config)."""
 
 import argparse
@@ -31,10 +31,10 @@ class Configuration(NamedTuple):
 
   Attributes:
     files: gin files, in their order.
-    bindings: those of the command line, which override the files'.
-    folders: where files are looked for.
+    bindings: of the command line; they override those of files.
+    folders: the search path of files.
     remote_imports: whether files in buckets may import modules.
-    dialect: that of another project, if files and bindings are in it.
+    dialect: of another project whose names files and bindings use.
   """
 
   files: Sequence[str] = ()
@@ -47,37 +47,37 @@ class Configuration(NamedTuple):
 def add_arguments(
   parser: argparse.ArgumentParser, files: Sequence[str] = ()
 ) -> None:
-  """Adds the flags. The help lists the macros of `files` of this package, each
-  with the comment of the first file that has it."""
+  """Adds the flags. The help lists the macros of `files` of this package, with
+  the comments of the first file that has a macro."""
   add = parser.add_argument_group('gin').add_argument
   add(
     '--gin_file',
     action='append',
     default=[],
     metavar='FILE',
-    help='a path, or the name of a file of this package, such as '
-    'runs/infer.gin; may be repeated; later files override earlier ones. It '
-    'can import and call any code as soon as it is read',
+    help='gin configuration: a path, or the name of a file of this package, '
+    'such as runs/infer.gin; may be repeated; later files override earlier '
+    'ones. Gin files can run any code: give only files that you trust',
   )
   add(
     '--gin_remote_imports',
     action='store_true',
-    help='let gin files in buckets import modules',
+    help='allow gin files in buckets to import modules',
   )
   add(
     '--gin_bindings',
     action='append',
     default=[],
     metavar='NAME=VALUE',
-    help='one binding, after all files; --gin.NAME=VALUE is the same. Texts '
-    'are quoted: --gin.NAME=\'"text"\'',
+    help='an individual gin binding, which overrides all files; '
+    '--gin.NAME=VALUE is the same. Strings are quoted: --gin.NAME=\'"text"\'',
   )
   add(
     '--gin_search_paths',
     default='.',
     metavar='DIR,...',
-    help='where --gin_file and includes are looked for after the working '
-    'directory and before the files of this package',
+    help='comma-separated gin config path prefixes, searched for --gin_file '
+    'and includes after the working directory and before this package',
   )
   listed = set()
   for file in files:
@@ -85,7 +85,7 @@ def add_arguments(
     for name, value, comment in _MACRO.findall(gin_files.shipped_text(file)):
       if name not in listed:
         default = '' if value == _REQUIRED else f' (default: {value})'
-        # For the help alone: `expand` lets none of them through.
+        # Only for --help: `expand` has rewritten such flags.
         shown.add_argument(
           f'{_BINDING}{name}',
           metavar='VALUE',
@@ -108,8 +108,8 @@ def expand(argv: Sequence[str]) -> list[str]:
   return expanded
 
 
-def given(args: argparse.Namespace, dialect: Dialect) -> Configuration:
-  """Returns what the flags of `add_arguments` say."""
+def from_args(args: argparse.Namespace, dialect: Dialect) -> Configuration:
+  """Returns the configuration of the flags of `add_arguments`."""
   return Configuration(
     files=args.gin_file,
     bindings=args.gin_bindings,
@@ -132,7 +132,7 @@ def call(
   a binding or value whose name does not end in `may_differ`.
   """
   parse(configuration)
-  # What is bound by code counts as what a file binds; functions are the same.
+  # Arguments are compared like bindings, except functions.
   values = {k: repr(v) for k, v in arguments.items() if not callable(v)}
   agreement.check_everywhere(
     {
@@ -160,25 +160,26 @@ def parse(configuration: Configuration) -> None:
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
   bindings.cache_clear()
-  # Files import modules that lie there, as they do under `python -m`.
-  if (here := os.getcwd()) not in sys.path:
-    sys.path.append(here)
+  # Gin files may import modules of the working directory, as with `python -m`.
+  working_directory = os.getcwd()
+  if working_directory not in sys.path:
+    sys.path.append(working_directory)
   read = gin_files.reader(
     ['.', *configuration.folders],
     remote_imports=configuration.remote_imports,
     dialect=configuration.dialect,
   )
-  given = configuration.dialect.rename(configuration.bindings)
+  renamed_bindings = configuration.dialect.rename(configuration.bindings)
   try:
     with _opened_by(read):
       gin.parse_config_files_and_bindings(
-        configuration.files, given, finalize_config=False
+        configuration.files, renamed_bindings, finalize_config=False
       )
   except OSError as error:
     reason = error.strerror or error
     raise ValueError(f'gin: {error.filename}: {reason}') from error
   except Exception as error:
-    _check_values(given)
+    _check_values(renamed_bindings)
     reason = ' '.join(str(error).split()).removeprefix('gin: ')
     if isinstance(error, ImportError):
       reason += ': install it, or leave the import out'
@@ -187,10 +188,10 @@ def parse(configuration: Configuration) -> None:
   gin_types.check(bindings(), gin.get_configurable)
 
 
-@functools.cache  # gin takes tens of milliseconds to write them down.
+@functools.cache  # gin takes tens of milliseconds to format them.
 def bindings() -> Mapping[str, str]:
   """Returns all bindings of the last `parse`, macros too, as written."""
-  # Values of many lines are written on one, however long it is.
+  # Values of several lines are written on one line of any length.
   text = _import_gin().config_str(max_line_length=10**6)
   pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
   return {name: value for name, value in pairs if not name.startswith('#')}
@@ -201,19 +202,21 @@ def operative_config() -> str:
   return _import_gin().operative_config_str()
 
 
-def _check_values(given: Sequence[str]) -> None:
+def _check_values(binding_texts: Sequence[str]) -> None:
   """Raises ValueError for a value that gin cannot read."""
-  for binding in filter(lambda each: '=' in each, given):
+  for binding in binding_texts:
+    if '=' not in binding:
+      continue
     name, value = (part.strip() for part in binding.split('=', 1))
     try:
       _import_gin().config.parse_value(value)
     except (SyntaxError, tokenize.TokenError) as error:
-      # gin names neither, and most often the shell has taken the quotes.
+      # gin does not name the binding; usually the shell removed the quotes.
       raise ValueError(
-        f'gin: {value or "nothing"} is no value for {name}: a text has quotes '
-        f'inside those of the shell, {_BINDING}{name}=\'"{value}"\''
+        f'gin: {value or "nothing"} is not a value for {name}: strings need '
+        f'quotes within those of the shell, {_BINDING}{name}=\'"{value}"\''
       ) from error
-    except ValueError:  # A reference, which only its files can resolve.
+    except ValueError:  # A reference, which depends on the files.
       continue
 
 
@@ -222,13 +225,14 @@ def _check_macros(bound: Mapping[str, str]) -> None:
   values = '\n'.join(bound.values())
   unquoted = re.sub(r"""(['"])(?:\\.|.)*?\1""", '', values)
   used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
-  # First: one that is misspelt leaves another without a value.
+  # Unused macros first: a misspelt one leaves the intended one without a value.
   for name in sorted(set(filter(str.isidentifier, bound)) - used):
-    same = [each for each in bound if each.endswith(f'.{name.lower()}')]
+    suffix = f'.{name.lower()}'
+    qualified = [binding for binding in bound if binding.endswith(suffix)]
     hint = did_you_mean(name, used, cutoff=0.7)
-    if not hint and same:
-      hint = f'; did you mean {" or ".join(same)}?'
-    raise ValueError(f'gin: no file that was given uses {name}{hint}')
+    if not hint and qualified:
+      hint = f'; did you mean {" or ".join(qualified)}?'
+    raise ValueError(f'gin: none of the files uses {name}{hint}')
   if missing := sorted(x for x in used if bound.get(x, _REQUIRED) == _REQUIRED):
     raise ValueError(
       f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
@@ -240,10 +244,10 @@ def _check_macros(bound: Mapping[str, str]) -> None:
 def _opened_by(
   read: Callable[[str], AbstractContextManager[TextIO]],
 ) -> Iterator[None]:
-  """Has gin open files by `read` alone."""
-  # gin asks the readers and folders that it is given only after its own search,
-  # which fails on a folder of Python's path without `__init__.py`, such as the
-  # `runs` that models are trained in; and it keeps them for the next parse.
+  """Makes gin open files only with `read`."""
+  # Readers that are registered with gin come after its own search, which fails
+  # on folders in sys.path without `__init__.py`, such as a `runs` with models,
+  # and they stay registered.
   config = _import_gin().config
   before = config._FILE_READERS
   config._FILE_READERS = [(read, lambda name: True)]
@@ -254,8 +258,8 @@ def _opened_by(
 
 
 def _original(error: Exception) -> Exception:
-  """Returns the error that gin has wrapped, once for each function."""
-  # Its class has the name of the one it is made of, unlike PermissionError.
+  """Returns the error that gin has wrapped, once per configured function."""
+  # gin's wrapper is a subclass with the same name as its base.
   while (inner := error.__context__) is not None and (
     type(error).__mro__[1] is type(inner)
     and type(error).__name__ == type(inner).__name__

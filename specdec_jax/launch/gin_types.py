@@ -1,4 +1,4 @@
-"""Types of what gin files bind, by the annotations of what they bind it to."""
+"""Checks the types of gin bindings by the annotations of parameters."""
 
 import ast
 import collections.abc
@@ -12,13 +12,17 @@ from typing import Any
 def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
 ) -> None:
-  """Raises ValueError for `gin_launch.bindings` with a value of a wrong type;
-  `find` gives the function of a name. None passes, and so does a reference."""
+  """Raises ValueError for a binding with a value of a wrong type.
+
+  Args:
+    bindings: of `gin_launch.bindings`; None and references are not checked.
+    find: from the name of a function to the function.
+  """
   for name, text in bindings.items():
     function, _, argument = name.rpartition('/')[2].rpartition('.')
     if not function:
-      continue  # A macro has the type of what it is used for.
-    # Of `f.x = %A` and `A = 3`: the value 3, and A for the message.
+      continue  # A macro is checked where it is used.
+    # `f.x = %A` and `A = 3` make the value 3, and A the name in the message.
     passed = [name]
     while text.startswith('%') and (macro := text[1:]) in bindings:
       if macro in passed:
@@ -30,7 +34,7 @@ def check(
     except (ValueError, SyntaxError):
       continue
     parameter = inspect.signature(find(function)).parameters.get(argument)
-    # None stands for what a file leaves open.
+    # None leaves a value open.
     if value is None or parameter is None:
       continue
     if not fits(value, parameter.annotation):
@@ -39,12 +43,12 @@ def check(
 
 
 def written(annotation: object) -> str:
-  """Returns a type as code has it, such as `Sequence[str]`."""
+  """Returns a type as written in code, such as `Sequence[str]`."""
   return inspect.formatannotation(annotation).replace('collections.abc.', '')
 
 
 def fits(value: object, annotation: object) -> bool:
-  """Tells whether a plain value is of a type; yes if that cannot be told."""
+  """Returns whether a plain value is of a type; True if it cannot be known."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):
     return any(fits(value, member) for member in args)
@@ -52,7 +56,9 @@ def fits(value: object, annotation: object) -> bool:
     return type(value) in (int, float)
   if annotation in (bool, int, str, types.NoneType):
     return type(value) is annotation
-  all_fit = lambda items, kind: all(fits(item, kind) for item in items)
+  all_fit = lambda items, item_annotation: all(
+    fits(item, item_annotation) for item in items
+  )
   if origin is collections.abc.Sequence:
     return isinstance(value, list | tuple) and all_fit(value, args[0])
   if origin is collections.abc.Mapping:

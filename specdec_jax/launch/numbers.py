@@ -8,13 +8,14 @@ from typing import Any
 
 
 def number(
-  kind: Callable, is_valid: Callable, expected: str
+  value_type: Callable, is_valid: Callable, expected: str
 ) -> Callable[[str], float]:
-  """Returns an argparse type that says in words which numbers are valid."""
+  """Returns an argparse type that checks numbers; errors say what is
+  `expected`."""
 
   def parse(text: str):
     try:
-      value = kind(text)
+      value = value_type(text)
     except ValueError:
       value = None
     if value is None or not is_valid(value):
@@ -25,7 +26,7 @@ def number(
 
 
 def literal(expected: str) -> Callable[[str], Any]:
-  """Makes an argparse type: a value as Python writes it, without any names."""
+  """Returns an argparse type for Python literals."""
 
   def parse(text: str) -> Any:
     try:

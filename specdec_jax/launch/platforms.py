@@ -1,5 +1,5 @@
-"""What a device lacks, what processor this is, and what libtpu asks of a
-machine without TPUs."""
+"""The device, the processor, and the environment that libtpu needs on a machine
+without TPUs."""
 
 import functools
 import glob
@@ -20,28 +20,30 @@ _ANSWERS = {
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'TPU_ACCELERATOR_TYPE': 'v4-8',
-  # A process that only compiles takes no chip from another.
+  # A process that only compiles may run beside another that uses the chips.
   'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',
 }
 
 
 def answer_libtpu() -> None:
-  """Answers libtpu's questions, before it is loaded to compile; ValueError in a
-  working directory that was deleted."""
+  """Sets the environment variables that libtpu reads when it is loaded to
+  compile; ValueError in a working directory that was deleted."""
   _check_directory()
   for variable, value in _ANSWERS.items():
     os.environ.setdefault(variable, value)
 
 
 def prepare_libtpu() -> None:
-  """Prepares for jax to load libtpu, if it is installed, before jax looks for
-  devices. Without a chip, its questions are answered, since it would print six
-  lines before jax goes on without it. ValueError as of `answer_libtpu`."""
+  """Prepares libtpu, if it is installed, before jax looks for devices.
+
+  Without a chip, the environment is set as by `answer_libtpu`, since libtpu
+  would print six lines otherwise. ValueError as of `answer_libtpu`.
+  """
   platforms = getattr(jax.config, 'jax_platforms', None) or 'tpu'
   if 'tpu' not in platforms or importlib.util.find_spec('libtpu') is None:
     return
   _check_directory()
-  # What jax sets where it found no chip.
+  # jax sets this if it found no chip.
   has_none = os.environ.get('TPU_SKIP_MDS_QUERY') == '1'
   devices = [*glob.glob('/dev/accel*'), *glob.glob('/dev/vfio/[0-9]*')]
   if has_none and not devices:
@@ -49,8 +51,8 @@ def prepare_libtpu() -> None:
 
 
 def _check_directory() -> None:
-  """Raises ValueError in a working directory that was deleted, where libtpu
-  would end the process."""
+  """Raises ValueError if the working directory was deleted: libtpu would end
+  the process."""
   try:
     os.getcwd()
   except FileNotFoundError as error:
@@ -61,12 +63,12 @@ def _check_directory() -> None:
 
 
 def missing() -> str | None:
-  """Returns what to do if jax has no device of the kind that `JAX_PLATFORMS`
-  names, or none at all; None if it has one."""
+  """Returns a message if jax has no device of `JAX_PLATFORMS`, or none at all;
+  None if it has one."""
   try:
     jax.devices()
     return None
-  except (RuntimeError, AssertionError) as error:  # The latter without a word.
+  except (RuntimeError, AssertionError) as error:  # The latter has no message.
     reason = str(error).partition(' (set JAX_PLATFORMS')[0]
   reason = reason and f' ({reason})'
   asked = os.environ.get('JAX_PLATFORMS')
@@ -78,14 +80,15 @@ def missing() -> str | None:
 
 
 def processor() -> str:
-  """Names the processor, as far as Linux does, and that it has no AVX-512."""
-  found = re.search(r'^model name\s*:\s*(.+)$', _cpuinfo(), re.M)
-  name = found[1].strip() if found else f'{platform.machine()} CPU'
+  """Returns the processor's name as known to Linux, and 'without AVX-512' if it
+  lacks that."""
+  model = re.search(r'^model name\s*:\s*(.+)$', _cpuinfo(), re.M)
+  name = model[1].strip() if model else f'{platform.machine()} CPU'
   return f'{name} without AVX-512' if lacks_avx512() else name
 
 
 def device_name() -> str:
-  """Names the device at hand; of a CPU with the number of its cores."""
+  """Returns the name of the first device; of a CPU with its number of cores."""
   device = jax.devices()[0]
   if device.platform != 'cpu':
     return device.device_kind
@@ -93,8 +96,7 @@ def device_name() -> str:
 
 
 def load_per_core() -> float | None:
-  """Returns how many processes wanted a core in the last minute, for each core;
-  None where the system does not tell."""
+  """Returns the load average of the last minute per core; None if unknown."""
   try:
     one_minute, _, _ = os.getloadavg()
   except (AttributeError, OSError):
@@ -103,13 +105,12 @@ def load_per_core() -> float | None:
 
 
 def is_intel() -> bool:
-  """Tells whether the processor is Intel's, as far as Linux says so."""
+  """Returns whether Linux reports an Intel processor."""
   return 'GenuineIntel' in _cpuinfo()
 
 
 def lacks_avx512() -> bool:
-  """Tells whether this is an x86 processor without AVX-512, as far as Linux
-  says so."""
+  """Returns whether Linux reports an x86 processor without AVX-512."""
   flags = re.search(r'^flags\s*:(.+)$', _cpuinfo(), re.M)
   return flags is not None and 'avx512f' not in flags[1].split()
 

@@ -1,5 +1,6 @@
-"""Several processes that decode or train together, one per host: all read the
-data and run the same programs; the first writes, or of spread arrays each."""
+"""Several processes that decode or train together, one per host. All read the
+data and run the same programs; the first one writes, except for arrays that are
+sharded over processes, which all write."""
 
 import argparse
 import contextlib
@@ -22,11 +23,11 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.launch import failures, numbers, progress
 
 _Result = TypeVar('_Result')
-# How long all processes may take to start, and when those missing are told of.
+# Timeout for all processes to start, and the time until a notice.
 _JOIN_SECONDS = 120
 _NOTICE_SECONDS = 5
-# How often each looks whether another has failed, how long a failed one waits
-# until they know, and the key under which it tells them.
+# How often processes check whether another one has failed, how long a failed
+# process waits until they know, and the key of its message.
 _LOOK_SECONDS = 2
 _LEAVE_SECONDS = 10
 _FAILED = 'specdec/failed'
@@ -41,30 +42,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--multiprocess',
     action='store_true',
-    help='join the other processes of this job, which jax finds on a TPU slice '
-    'or a cluster; elsewhere give the next three',
+    help='join the other processes of this job: automatically on a TPU slice '
+    'or a cluster, elsewhere with the next three flags',
   )
   add(
     '--coordinator_address',
     metavar='HOST:PORT',
     type=_address,
-    help='where process 0 listens: a free port of its host',
+    help='address of process 0: a free port of its host',
   )
-  add('--process_count', type=numbers.positive_int, help='how many the job has')
-  add('--process_index', type=numbers.count, help='of this one, from 0')
+  add(
+    '--process_count',
+    type=numbers.positive_int,
+    help='number of processes of the job',
+  )
+  add(
+    '--process_index',
+    type=numbers.count,
+    help='index of this process, from 0',
+  )
 
 
 class Meeting(NamedTuple):
-  """Where the processes of a job meet; jax finds out what is None."""
+  """How the processes of a job find each other; jax determines what is None."""
 
   coordinator_address: str | None
   process_count: int | None
   process_index: int | None
 
 
-def given(args: argparse.Namespace) -> Meeting | None:
-  """Returns what the flags of `add_arguments` say, None for one process;
-  ValueError if a part of a meeting is given."""
+def from_args(args: argparse.Namespace) -> Meeting | None:
+  """Returns the meeting of the flags of `add_arguments`; None for a single
+  process. ValueError if only a part of it is given."""
   meeting = Meeting(*(getattr(args, name) for name in Meeting._fields))
   num_given = sum(value is not None for value in meeting)
   if 0 < num_given < len(meeting):
@@ -82,25 +91,26 @@ def _address(text: str) -> str:
 
 @contextlib.contextmanager
 def joined(meeting: Meeting | None) -> Iterator[None]:
-  """Connects this process with the others, if any, while the block runs; all
-  end with the status of the first that fails. ValueError if nobody answers."""
+  """Connects this process with the others, if any, while the block runs. All
+  end with the status of the first that fails. ValueError if they cannot join.
+  """
   if meeting is None:
     yield
     return
   if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   _join(meeting)
-  # Whoever acquires `ending` decides how this process ends.
+  # The thread that acquires `ending` decides how this process ends.
   ending, is_over = threading.Lock(), threading.Event()
   # While this thread lives, `progress.leave_unfinished_work` ends a failed
-  # process: what it computes together with others may never finish.
+  # process, whose collectives may never finish.
   watch = threading.Thread(
     target=_follow, args=(ending, is_over), name=progress.THREAD, daemon=True
   )
   watch.start()
   try:
     if jax.default_backend() == 'cpu':
-      # Cached programs may order collectives otherwise: all would wait forever.
+      # Cached programs may have collectives in another order, and hang.
       jax.config.update('jax_enable_compilation_cache', False)
     yield
   except BaseException as error:
@@ -115,25 +125,23 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
 
 
 def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
-  """Ends this process, whatever it waits for, when another one has failed."""
+  """Ends this process when another one has failed."""
   client: Any = distributed.global_state.client
   while not is_over.wait(_LOOK_SECONDS):
     try:
       index, status = client.key_value_try_get(_FAILED).split()
-    except RuntimeError:  # None has failed.
+    except RuntimeError:  # No process has failed.
       continue
     if not ending.acquire(blocking=False):
       threading.Event().wait()
-    progress.say(
-      f'process {index} of this job has failed, and its own message says why'
-    )
+    progress.say(f'process {index} of this job has failed; see its own message')
     _leave()
     os._exit(int(status))
 
 
 def _leave(failure: str | None = None) -> None:
-  """Tells the others of a failure, and waits until those alive know of it."""
-  # jax aborts the processes that lose the first process.
+  """Notifies the other processes of a failure, and waits until they know."""
+  # If process 0 ended earlier, jax would abort the others.
   client: Any = distributed.global_state.client
   with contextlib.suppress(RuntimeError):  # Another process was first.
     if failure:
@@ -146,11 +154,11 @@ def _leave(failure: str | None = None) -> None:
 def _join(meeting: Meeting) -> None:
   """Waits for all processes, for `_JOIN_SECONDS` at most."""
   address, count, index = meeting
-  # When jax's own time is over, it ends the process with a stack of C++, and
-  # until then it hears no interrupt.
-  others = 'the other processes'
+  # jax's own timeout ends the process with a stack trace of C++, and it ignores
+  # interrupts until then.
+  peers = 'the other processes'
   if count is not None:
-    others = f'{count - 1} other process{"es" if count > 2 else ""}'
+    peers = f'{count - 1} other process{"es" if count > 2 else ""}'
   place = f' at {address}' if address else ''
   if address and index == 0:
     _check_free(int(address.rpartition(':')[2]))
@@ -159,23 +167,23 @@ def _join(meeting: Meeting) -> None:
     *(address, count, index),
     initialization_timeout=2 * _JOIN_SECONDS,
   )
-  message = f'waiting up to {_JOIN_SECONDS} s for {others}{place}'
+  message = f'waiting up to {_JOIN_SECONDS} s for {peers}{place}'
   try:
     with progress.waiting(message, notice_after=_NOTICE_SECONDS):
       progress.interruptible(join, seconds=_JOIN_SECONDS)
   except TimeoutError as error:
-    # Not bad input: their machines may come late, and a pod is started again.
+    # An error that is worth a retry: machines may start late.
     raise ConnectionError(
       failures.AWAY,
-      f'{others} and this process have not met{place} within {_JOIN_SECONDS} '
+      f'{peers} and this process have not met{place} within {_JOIN_SECONDS} '
       's: start all of them, each with an address of process 0 that it reaches',
     ) from error
   except (RuntimeError, ValueError) as error:
-    raise ValueError(f'cannot join {others}{place}: {error}') from error
+    raise ValueError(f'cannot join {peers}{place}: {error}') from error
 
 
 def _check_free(port: int) -> None:
-  """Refuses a port on which somebody listens: jax crashes."""
+  """Raises ValueError for a port that is in use, with which jax crashes."""
   try:
     socket.create_server(
       ('::', port),
@@ -191,7 +199,7 @@ def _check_free(port: int) -> None:
 
 
 def is_first() -> bool:
-  """Tells whether this is the process that writes."""
+  """Returns whether this is the process that writes."""
   return jax.process_index() == 0
 
 
@@ -218,10 +226,12 @@ def array_of_first(array: np.ndarray) -> np.ndarray:
 
 
 def ask_first(function: Callable[[], _Result]) -> _Result:
-  """Calls a function in the first process and returns its result there; every
-  other process gets True or False, the truth of that result. An error of the
-  first is raised in all: ValueError or OSError as ValueError, a server that
-  does not answer as ConnectionError."""
+  """Calls a function in the first process, and returns its result there; the
+  other processes get True or False, the truth of that result.
+
+  An error of the first process is raised in all: there as it is, elsewhere as
+  ValueError, or as ConnectionError for a server that does not answer.
+  """
   result: Any = None
   error: Exception | None = None
   if is_first():
@@ -230,31 +240,31 @@ def ask_first(function: Callable[[], _Result]) -> _Result:
     except (ValueError, OSError) as raised:
       error = raised
   failed = -2 if failures.is_away(error) else -1
-  # One number tells all: -2 or -1 for errors, else whether the result is true.
+  # One number is sent: -2 or -1 for errors, else whether the result is true.
   answer = number_of_first(failed if error else int(bool(result)))
   if error:
     raise error
   if answer < 0:
-    reason = 'the first process stopped; its own message says why'
+    reason = 'the first process stopped; see its own message'
     if answer == -1:
       raise ValueError(reason)
     raise ConnectionError(failures.AWAY, reason)
-  others: Any = bool(answer)
-  return result if is_first() else others
+  is_true: Any = bool(answer)
+  return result if is_first() else is_true
 
 
 @contextlib.contextmanager
 def entered_by_first(
   context: contextlib.AbstractContextManager[Path],
 ) -> Iterator[Path]:
-  """Yields a context that gives a path, which the first process alone enters
-  and leaves: all get the path, and go on when all are done and it is left."""
+  """Enters a context that gives a path in the first process only; all processes
+  get the path. At the end all wait until the first one has left it."""
   with contextlib.ExitStack() as stack:
     entered: list[Path] = []
     ask_first(lambda: entered.append(stack.enter_context(context)))
-    # Arrays alone can be sent, and only of a size that all know.
+    # Only arrays of a fixed size can be sent.
     text = ''.join(map(str, entered)).encode().ljust(_MAX_TEXT, b'\0')
     sent = array_of_first(np.frombuffer(text, np.uint8)).tobytes()
     yield user_path(sent.rstrip(b'\0').decode())
-    number_of_first(0)  # All have written: it waits for all.
+    number_of_first(0)  # Waits until all have written.
     ask_first(stack.close)

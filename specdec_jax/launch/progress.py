@@ -1,4 +1,4 @@
-"""What one sees while waiting: a bar, or lines where there is no terminal."""
+"""Progress: a bar on a terminal, else lines."""
 
 import concurrent.futures
 import contextlib
@@ -28,12 +28,12 @@ class Bar(NamedTuple):
 
 
 def is_watched() -> bool:
-  """Tells whether standard error is a terminal."""
+  """Returns whether standard error is a terminal."""
   return sys.stderr is not None and sys.stderr.isatty()
 
 
 def say(sentence: str) -> None:
-  """Prints a line on standard error, if anybody can read it."""
+  """Prints a line on standard error, if that is open."""
   if sys.stderr is not None:
     line = f'specdec: {visible_text.visible_lines(sentence)}'
     with contextlib.suppress(OSError):
@@ -49,8 +49,8 @@ def show(text: str = '', *, end: str = '\n') -> None:
 
 
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
-  """Returns a `rich` console that takes no text for markup; `color` is 'auto',
-  'always' or 'never'."""
+  """Returns a `rich` console without markup; `color` is 'auto', 'always' or
+  'never'."""
   purpose = 'output in a terminal'
   rich = require('rich.console', extra='models', purpose=purpose)
   settings: dict[str, Any] = {
@@ -64,16 +64,16 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
 
 
 def _period() -> float:
-  """Returns the seconds between two lines, SPECDEC_PROGRESS in the environment
-  or 10; 0 is for never. ValueError if it is no number."""
-  given = os.environ.get('SPECDEC_PROGRESS', '10')
+  """Returns the seconds between two lines: SPECDEC_PROGRESS in the environment,
+  or 10; 0 disables them. ValueError if it is not a number."""
+  text = os.environ.get('SPECDEC_PROGRESS', '10')
   try:
-    seconds = float(given)
+    seconds = float(text)
   except ValueError:
     seconds = math.nan
   if not 0 <= seconds <= threading.TIMEOUT_MAX:
     raise ValueError(
-      f'SPECDEC_PROGRESS should be seconds, or 0 for no lines, got {given!r}'
+      f'SPECDEC_PROGRESS should be seconds, or 0 for no lines, got {text!r}'
     )
   return seconds or threading.TIMEOUT_MAX
 
@@ -82,8 +82,8 @@ def _period() -> float:
 def _lines(
   tell: Callable[[], str], first_after: float | None = None
 ) -> Iterator[None]:
-  """Says what `tell` returns every few seconds while the block runs, see
-  `_period`; the first line after `first_after`, if that is not None."""
+  """Prints what `tell` returns every `_period` seconds while the block runs;
+  the first line after `first_after`, if that is not None."""
   every = _period()
   is_over = threading.Event()
 
@@ -107,7 +107,7 @@ def waiting(
   message: str, *, notice_after: float | None = None
 ) -> Iterator[None]:
   """Shows `message` and a spinner on a terminal while the block runs; elsewhere
-  `_lines` say it, with the seconds so far, first after `notice_after`."""
+  prints `_lines` with the seconds so far, the first after `notice_after`."""
   if is_watched():
     screen = console(is_stderr=True)
     with screen.status(screen.render_str(visible_text.visible(message))):
@@ -119,17 +119,18 @@ def waiting(
     yield
 
 
-def _told(task: Any) -> str:
-  """Says how far a task of rich's is, in a line."""
-  told, left = f'{task.completed:.0f} of {task.total}', task.time_remaining
+def _task_line(task: Any) -> str:
+  """Returns the progress of a task of rich as a line."""
+  line = f'{task.completed:.0f} of {task.total}'
+  left = task.time_remaining
   if left is not None:
-    told += f', {datetime.timedelta(seconds=left)} left'
-  return f'{task.description}: {told}'
+    line += f', {datetime.timedelta(seconds=left)} left'
+  return f'{task.description}: {line}'
 
 
 @contextlib.contextmanager
 def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
-  """Yields a bar with the time left; where there is no terminal, `_lines`."""
+  """Yields a bar with the time left, or `_lines` if there is no terminal."""
   if not is_shown:
     yield Bar(lambda amount: None, contextlib.nullcontext)
     return
@@ -144,7 +145,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     progress.TimeElapsedColumn(),
     progress.TimeRemainingColumn(),
     console=console(is_stderr=True),
-    # Steps may take minutes, and two of them tell the speed.
+    # Steps may take minutes, and the speed is estimated from two of them.
     speed_estimate_period=600,
     transient=True,
     # Otherwise rich would print redirected standard output to the terminal.
@@ -154,7 +155,7 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
   task = tasks.add_task(visible_text.visible(message), total=total)
   advance = lambda amount: tasks.update(task, advance=amount)
   if not is_watched():
-    with _lines(lambda: _told(tasks.tasks[0])):
+    with _lines(lambda: _task_line(tasks.tasks[0])):
       yield Bar(advance, contextlib.nullcontext)
     return
 
@@ -171,19 +172,19 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
 def interruptible(
   function: Callable[[], _Result], *, seconds: float = math.inf
 ) -> _Result:
-  """Calls a function that computes for long, such that the caller sees an
-  interrupt at once, or a TimeoutError after `seconds`; the function goes on,
-  see `leave_unfinished_work`."""
-  # Python itself notices an interrupt only between its own instructions.
+  """Calls a long-running function in a thread, so that an interrupt is raised
+  at once, or a TimeoutError after `seconds`. The function keeps running: see
+  `leave_unfinished_work`."""
+  # Python raises an interrupt only between its own instructions.
   future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
   def work() -> None:
     try:
       future.set_result(function())
-    except BaseException as error:  # The caller's to handle.
+    except BaseException as error:  # Raised by `future.result`.
       future.set_exception(error)
 
-  # A daemon: Python ends without waiting for it.
+  # Python does not wait for a daemon thread at its end.
   threading.Thread(target=work, daemon=True, name=THREAD).start()
   deadline = time.monotonic() + seconds
   while not concurrent.futures.wait([future], min(0.5, seconds)).done:
@@ -194,7 +195,7 @@ def interruptible(
 
 def leave_unfinished_work(status: int) -> None:
   """Ends the process if an `interruptible` call is still running."""
-  # At its end Python would wait for the call, or tear down what it uses.
+  # Python would wait for the call at its end, or destroy what it uses.
   if any(thread.name == THREAD for thread in threading.enumerate()):
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError, ValueError, AttributeError):

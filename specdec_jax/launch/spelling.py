@@ -1,4 +1,4 @@
-"""What may have been meant by a name that is not known."""
+"""Suggestions for misspelt names."""
 
 import difflib
 import re
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 
 def did_you_mean(
-  name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
+  name: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.6
 ) -> str:
-  """Returns '; did you mean X or Y?' with those of `known` that `name` is like,
-  whatever their case, or '' without any.
+  """Returns '; did you mean X or Y?' with names similar to `name`, ignoring
+  case, or '' if there are none.
 
-  First come names with all of its words, if it has several, then those of
+  Names with all of its words come first, if it has several, then those of
   `difflib.get_close_matches`.
   """
   name = name.lower()
-  by_lower = {each.lower(): each for each in known}
+  by_lower = {candidate.lower(): candidate for candidate in names}
   # 't5_xxl' is closer to 'mt5_xxl' by letters, and to 't5_1_1_xxl' by words.
   words = _words(name)
-  complete = [each for each in by_lower if words <= _words(each)]
+  complete = [candidate for candidate in by_lower if words <= _words(candidate)]
   if len(words) < 2:
     complete = []
   near = [
@@ -27,8 +27,8 @@ def did_you_mean(
   ]
   # Without repetitions.
   chosen = [*dict.fromkeys(near)][:most]
-  found = ' or '.join(by_lower[each] for each in chosen)
-  return f'; did you mean {found}?' if found else ''
+  suggestions = ' or '.join(by_lower[candidate] for candidate in chosen)
+  return f'; did you mean {suggestions}?' if suggestions else ''
 
 
 def _words(name: str) -> set[str]:

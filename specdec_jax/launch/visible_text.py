@@ -1,9 +1,9 @@
-"""Texts that models and files may have chosen: a terminal shows their control
-characters, and does not obey them.
+"""Escapes control characters in texts of models and files, so that a terminal
+shows them instead of executing them.
 
-As `ls` and `git` do, commands write such a text as it is to a file or a pipe,
-and make it visible on a terminal; messages on standard error are always made
-visible, since names from files occur in them.
+Like `ls` and `git`, commands write such texts unchanged to a file or a pipe,
+and escaped to a terminal. Messages on standard error are always escaped, since
+they may contain names from files.
 """
 
 import unicodedata
@@ -16,7 +16,7 @@ _PICTURES |= {'\n': '⏎', '\t': '⇥', '\x7f': '␡'}
 
 
 def visible(text: str, *, keep: str = '') -> str:
-  """Replaces every character that would act instead of show.
+  """Replaces every character that would control the terminal.
 
   Control characters become control pictures; line breaks `⏎`, tabs `⇥`;
   characters that reorder text, lone surrogates, line separators and what XML
@@ -24,14 +24,14 @@ def visible(text: str, *, keep: str = '') -> str:
   """
 
   def shown(character: str) -> str:
-    # Escapes control characters, so that no token can command a terminal.
+    # Control characters, so that no token can control a terminal.
     if character in keep:
       return character
     if character in _PICTURES:
       return _PICTURES[character]
     code = ord(character)
     is_hidden = unicodedata.category(character) in _HIDDEN
-    # Joiners and tags within an emoji or an Arabic word are left alone.
+    # Joiners and tags, which occur within emojis and Arabic words, stay.
     is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
     if (is_hidden and not is_part) or code in (0xFFFE, 0xFFFF):
       return f'<U+{code:04X}>'
@@ -41,7 +41,7 @@ def visible(text: str, *, keep: str = '') -> str:
 
 
 def visible_lines(text: str) -> str:
-  """Returns a text `visible`, but for its line breaks and tabs."""
+  """Returns a text `visible`, with its line breaks and tabs."""
   return visible(text, keep='\n\t')
 
 

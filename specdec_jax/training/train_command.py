@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  configuration = gin_launch.given(args, names.FILES)
-  meeting = processes.given(args)
+  configuration = gin_launch.from_args(args, names.FILES)
+  meeting = processes.from_args(args)
   with processes.joined(meeting), contextlib.ExitStack() as reading:
     # gin reads the data while it makes the arguments.
     reading.enter_context(training.waiting('reading the training data'))

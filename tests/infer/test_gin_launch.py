@@ -28,18 +28,17 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
   [
     (
       'TEMPERATURE=1.0',
-      'no file that was given uses TEMPERATURE; did you mean '
+      'none of the files uses TEMPERATURE; did you mean '
       'decoding.Decoding.temperature?',
     ),
     (
       'BATCH_SIZE=4',
-      'no file that was given uses BATCH_SIZE; did you mean '
+      'none of the files uses BATCH_SIZE; did you mean '
       'decoding.Decoding.batch_size?',
     ),
     (
       "CHECKPOINTPATH='model'",
-      'no file that was given uses CHECKPOINTPATH; did you mean '
-      'CHECKPOINT_PATH?',
+      'none of the files uses CHECKPOINTPATH; did you mean CHECKPOINT_PATH?',
     ),
   ],
 )
@@ -51,7 +50,7 @@ def test_a_macro_that_nothing_uses(binding, sentence):
 def test_a_macro_that_a_file_uses():
   files = ('models/as_stored.gin', 'runs/infer.gin')
   binding = "DRAFTER_CHECKPOINT_PATH='model'"
-  with pytest.raises(ValueError, match='no file that was given uses DRAFTER'):
+  with pytest.raises(ValueError, match='none of the files uses DRAFTER'):
     parse(binding, files=files)
   parse(binding, files=(*files, 'drafters/model.gin'))
 
@@ -62,13 +61,13 @@ def test_no_macro_is_within_a_text():
 
 @pytest.mark.parametrize('value', ['/data/model', 'model', 'gs://b/model', ''])
 def test_a_text_without_quotes(value):
-  sentence = f'is no value for CHECKPOINT_PATH: .*=\'"{re.escape(value)}"\''
+  sentence = f'is not a value for CHECKPOINT_PATH: .*=\'"{re.escape(value)}"\''
   with pytest.raises(ValueError, match=sentence):
     parse(f'CHECKPOINT_PATH={value}')
 
 
 def test_a_bracket_without_its_other():
-  with pytest.raises(ValueError, match='no value for TASK_FEATURE_LENGTHS'):
+  with pytest.raises(ValueError, match='not a value for TASK_FEATURE_LENGTHS'):
     parse("TASK_FEATURE_LENGTHS={'inputs': 3")
 
 
