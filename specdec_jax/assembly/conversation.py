@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specdec_jax.assembly import (
   completions,
   packing,
+  recording,
   running,
   settled_gamma,
 )
@@ -21,7 +22,7 @@ from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.files import text_lines
 from specdec_jax.models import families
-from specdec_jax.text import prompts
+from specdec_jax.text import prompts, vocabularies
 from specdec_jax.text.prompts import Batch, Dialogue
 
 # The buffers have room for so many positions at first. They double when a
@@ -39,7 +40,9 @@ class Conversation:
 
   Attributes:
     decoder: its models.
-    messages: all of them so far, as `{'role': ..., 'content': ...}`.
+    messages: all of them so far, as `{'role': ..., 'content': ...}`. Answers
+      have the special tokens that the chat template names, such as those that
+      enclose thoughts.
     num_fed: positions that the last turn fed before its first token: those that
       were new, in whole blocks.
   """
@@ -153,9 +156,14 @@ class Conversation:
   ) -> Generator[str, None, Completion]:
     """Yields the pieces of an answer, and takes both messages in."""
     said, [text] = '', batch.texts
+    ids: list[int] = []
+
+    def collect(record: recording.Record) -> None:
+      ids.extend(token['token'] for token in recording.committed(record))
+
     self.messages.append({'role': 'user', 'content': text})
     try:
-      iterations = self._read(batch, shows)
+      iterations = self._read(batch, [*shows, collect])
       pieces = Stream(completions.pieces(self.decoder, batch, iterations))
       for piece in pieces:
         said += piece
@@ -163,7 +171,8 @@ class Conversation:
       assert pieces.completion is not None
       return pieces.completion
     finally:
-      self.messages.append({'role': 'assistant', 'content': said})
+      answer = vocabularies.turn_text(self.decoder.vocabulary, ids, said)
+      self.messages.append({'role': 'assistant', 'content': answer})
 
   def _keep(self, state: DecodeState) -> None:
     self._state = state

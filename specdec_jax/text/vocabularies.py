@@ -255,6 +255,36 @@ def _text_of_pending(
   return after[len(before) :]
 
 
+def turn_text(vocabulary: AnyVocabulary, ids: Sequence[int], shown: str) -> str:
+  """Returns the text of an answer as a turn of a conversation.
+
+  It is what was shown of the answer, together with the special tokens that the
+  chat template names and that are not shown, so that the template can tell
+  thoughts and tool calls from the rest: Gemma 4 writes its thoughts between
+  `<|channel>` and `<channel|>`, and its template drops them from earlier turns.
+
+  Args:
+    vocabulary: with a chat template.
+    ids: of the answer.
+    shown: their text without special tokens, up to where it was broken off.
+  """
+  template = vocabulary.chat_template or ''
+  turn, num_shown, state = '', 0, TextStream()
+  for token_id in ids:
+    is_special = token_id in vocabulary.special_ids
+    if is_special and token_id not in vocabulary.eos_ids:
+      name = vocabulary.id_to_text(token_id)
+      turn += name if name in template else ''
+      continue
+    piece, state = stream_text(vocabulary, state, [token_id])
+    turn += piece[: len(shown) - num_shown]
+    num_shown += len(piece)
+    if num_shown > len(shown):
+      break
+  # The last piece may be an unfinished character, which is shown in the end.
+  return turn + shown[num_shown:]
+
+
 def apply_chat_template(
   vocabulary: AnyVocabulary,
   messages: str | Messages,

@@ -76,6 +76,18 @@ def test_what_is_not_computed_is_refused(tmp_path, kind, metadata, message):
     gguf.read_config(path)
 
 
+@pytest.mark.parametrize('kind', ['gemma4', 'gemma4-assistant', 'gemma3n'])
+def test_files_of_later_gemmas_are_refused(tmp_path, kind):
+  """Not taken for a Gemma 3, whose keys and tensors this file has."""
+  path = tmp_path / 'tiny.gguf'
+  config, params = written(path, 'gemma3')
+  write_gguf(path, config, params, architecture=kind)
+  message = rf"architecture is '{kind}', expected llama or .* or gemma3$"
+  for read in (gguf.read_config, lambda path: gguf.read_params(path, config)):
+    with pytest.raises(ValueError, match=message):
+      read(path)
+
+
 @pytest.mark.parametrize(
   'name', ['gemma2_2b', 'gemma2_27b', 'gemma3_1b', 'gemma3_4b', 'gemma3_27b']
 )

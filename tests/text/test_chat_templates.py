@@ -1,8 +1,12 @@
 """Chat templates: what they get of messages, and what users may add."""
 
+import json
+import pathlib
+
 import pytest
 
 from specdec_jax.text import chat_templates
+from tests import gemma4_template
 
 pytest.importorskip('jinja2')
 
@@ -220,3 +224,20 @@ def test_a_failure_is_told_as_it_came_first():
     apply(template, user(PARTS))
   with pytest.raises(ValueError, match='failed: no'):
     apply(template, user('a'))
+
+
+def test_gemma_4_is_rendered_as_transformers_renders_it():
+  """Thinking on and off, thoughts in earlier turns, tools and their answers;
+  `make_gemma4_chats.py` makes the texts."""
+  path = pathlib.Path(__file__).parents[1] / 'golden/gemma4_chats.json'
+  chats = json.loads(path.read_text())
+  assert len(chats) == 78
+  for chat in chats:
+    text = chat_templates.apply(
+      gemma4_template.TEMPLATE,
+      chat['messages'],
+      tools=chat['tools'],
+      roles={'bos_token': '<bos>'},
+      template_kwargs=chat['variables'],
+    )
+    assert text == chat['text']
