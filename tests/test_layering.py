@@ -238,6 +238,28 @@ def test_files_and_functions_are_short(path):
       assert length <= 80, f'{node.name} has {length} lines'
 
 
+def test_commands_are_listed_without_what_they_use():
+  """Extras that are only named in the table of commands are not imported."""
+  program = (
+    'import sys\n'
+    'from specdec_jax.cli.main import main\n'
+    'try:\n'
+    '  main(["--help"])\n'
+    'finally:\n'
+    '  heavy = {"scipy.stats", "specdec_jax.audit", "specdec_jax.planning"}\n'
+    '  print("imported:", sorted(heavy & set(sys.modules)))\n'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert 'audit' in result.stdout
+  assert result.stdout.endswith('imported: []\n'), result
+
+
 def test_import_is_light_and_quick():
   program = (
     'import sys, time, specdec_jax;'

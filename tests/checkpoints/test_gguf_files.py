@@ -211,3 +211,24 @@ def test_padding_between_tensors_is_none_of_them(tmp_path):
   move(path, name, offset=at - start)
   _, found, _ = load(gguf, path)
   assert_trees_equal(found, params)
+
+
+def test_a_header_is_parsed_once_until_its_file_changes(tmp_path, monkeypatch):
+  parse = container._parse_header
+  parsed = []
+
+  def parse_and_count(cursor, data):
+    parsed.append(data.filename)
+    return parse(cursor, data)
+
+  monkeypatch.setattr(container, '_parse_header', parse_and_count)
+  path = tmp_path / 'model.gguf'
+  config = make_config()
+  write_gguf(path, config, make_params(config))
+  loading.load(str(path))
+  assert len(parsed) == 1
+  # Another file of that name is read, and its values are what one gets.
+  wider = make_config(mlp_dim=2 * config.mlp_dim)
+  write_gguf(path, wider, make_params(wider))
+  assert loading.load(str(path)).config == wider
+  assert len(parsed) == 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from specdec_jax.checkpoints import parameters
 from specdec_jax.files import require as packages
-from specdec_jax.files.paths import mapped
+from specdec_jax.files.paths import is_in_bucket, mapped
 from specdec_jax.files.settings import Json, Settings
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class _Cursor:
   def take(self, num_bytes: int) -> memoryview:
     end = self.offset + num_bytes
     if end > len(self.view):
-      raise EOFError(f'its header needs more than {len(self.view)} bytes')
+      raise self.end_of_header()
     start, self.offset = self.offset, end
     return self.view[start:end]
 
@@ -111,7 +111,28 @@ class _Cursor:
       return self.scalars(item_type, length)
     if item_type == _ARRAY:
       raise ValueError('it has metadata with an array of arrays')
-    return [self.value(item_type) for _ in range(length)]
+    if item_type != _STRING:
+      raise ValueError(f'it has metadata of the unknown type {item_type}')
+    return self.strings(length)
+
+  def strings(self, length: int) -> list[str]:
+    # As `string`, without a call for each: vocabularies have 50,000 and more.
+    read_length = struct.Struct('<Q')
+    result = []
+    for _ in range(length):
+      start = self.offset + read_length.size
+      if start > len(self.view):
+        raise self.end_of_header()
+      (num_bytes,) = read_length.unpack_from(self.view, self.offset)
+      end = start + num_bytes
+      if end > len(self.view):
+        raise self.end_of_header()
+      result.append(str(self.view[start:end], 'utf-8'))
+      self.offset = end
+    return result
+
+  def end_of_header(self) -> EOFError:
+    return EOFError(f'its header needs more than {len(self.view)} bytes')
 
   def scalars(self, type_id: int, length: int) -> np.ndarray:
     # A view of the file: Python's objects would take up to 36 times the memory.
@@ -191,7 +212,24 @@ def _split_value(shard: GgufFile, key: str, default: int) -> int:
 
 
 def _open_file(path: Path) -> GgufFile:
-  """Maps one GGUF file and reads its header; the errors are `open_gguf`'s."""
+  """Maps one GGUF file and reads its header; the errors are `open_gguf`'s.
+
+  A model's sizes, weights and vocabulary are read one after another: the header
+  of a file on a disk is kept until the file changes.
+  """
+  if is_in_bucket(path):
+    return _read_file(path)
+  status = path.stat()
+  return _read_unchanged_file(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_unchanged_file(path: Path, mtime_ns: int, num_bytes: int) -> GgufFile:
+  del mtime_ns, num_bytes  # They tell a changed file from the one before.
+  return _read_file(path)
+
+
+def _read_file(path: Path) -> GgufFile:
   data = mapped(path)
   magic = bytes(data[: len(_MAGIC)])
   if magic != _MAGIC:
