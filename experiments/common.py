@@ -206,7 +206,7 @@ def decoder(
     rule=rule,
     sampling=Sampling(temperature=temperature),
   )
-  own = made.drafting.join(params.target, params.drafter)
+  own = made.parts.drafting.join(params.target, params.drafter)
   return dataclasses.replace(made, params=Params(params.target, own))
 
 

@@ -141,7 +141,7 @@ def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
   )
   rule = functools.partial(simulated_acceptance, alpha=args.alpha)
   method = dataclasses.replace(decoder.method, verify_fn=rule, eos_id=(-1,))
-  return dataclasses.replace(decoder, method=method)
+  return decoder.with_method(method)
 
 
 def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:

@@ -25,7 +25,7 @@ import specdec_jax
 from experiments import common, report
 from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import packing, running
+from specdec_jax.assembly import models, packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, Quantized
 from specdec_jax.assembly.lengths import Fixed
@@ -183,13 +183,7 @@ def _plain(
 
 def _names(decoder: Decoder) -> Cells:
   model = decoder.model
-  shapes = decoder_lib.assembled(
-    model,
-    decoder.target_info,
-    drafter=NoDrafter(),
-    rule=decoder.rule,
-    length=decoder.length,
-  ).params.target
+  shapes = models.param_shapes(model, decoder.config)
   return {
     'weights': model.weights or model.dtype,
     'caches': model.cache_dtype or model.dtype,
@@ -236,7 +230,9 @@ def _accepted(name: str, temperature: float, num_new: int) -> list[Cells]:
     sampling=Sampling(temperature=temperature),
   )
   choices = _choices(families.num_layers(decoder.config)[-1])
-  made = [each.make(decoder.target_info, Fixed(1)) for each in choices.values()]
+  made = [
+    each.make(decoder.parts.target_info, Fixed(1)) for each in choices.values()
+  ]
   target = decoder.params.target
   is_chat = name.startswith('smollm2')
   path = Path('experiments/prompts') / (

@@ -266,7 +266,7 @@ class Target:
         rule=rule,
         sampling=settings.sampling(temperature),
       )
-      drafting, (kind, _, model) = made.drafting, text.partition('=')
+      drafting, (kind, _, model) = made.parts.drafting, text.partition('=')
       if drafting.model is not None and drafting.model not in self.weights:
         with progress.waiting(f'loading {model}'):
           self.weights[drafting.model] = models.read_params(
@@ -278,7 +278,7 @@ class Target:
       )
       name, *options = kind.split('+')
       name = '+'.join([model or name, *options])
-      is_one = isinstance(made.length, Tree) or choice == NoDrafter()
+      is_one = isinstance(made.recipe.length, Tree) or choice == NoDrafter()
       for gamma in settings.numbers:
         each = made if is_one else made.at(gamma)
         found[name, each.drafter.gamma] = each
@@ -296,7 +296,8 @@ class Target:
           alone.params,
           *args,
           method=dataclasses.replace(
-            alone.method, logits_to_probs=to_probs(alone.target_info.vocab_size)
+            alone.method,
+            logits_to_probs=to_probs(alone.parts.target_info.vocab_size),
           ),
           max_len=max_len,
         )

@@ -126,7 +126,10 @@ class Prepared:
   def ways(self, rates: np.ndarray) -> dict[str, Decoder]:
     """Plain decoding, a chain, and trees that are no deeper: those with the
     most expected tokens, or several copies."""
-    choice, found = self.chain.choice, {_PLAIN: self.with_drafter(NoDrafter())}
+    choice, found = (
+      self.chain.recipe.drafter,
+      {_PLAIN: self.with_drafter(NoDrafter())},
+    )
     found[f'chain of {DEPTH}'] = self.chain
     for num_nodes in NUM_NODES:
       if isinstance(choice, PromptLookup):
@@ -179,7 +182,9 @@ def speeds(
       for name, decoder in ways.items()
     }
     for name, decoder in ways.items():
-      if decoder.drafter.tree and not isinstance(decoder.choice, PromptLookup):
+      if decoder.drafter.tree and not isinstance(
+        decoder.recipe.drafter, PromptLookup
+      ):
         parents = ', '.join(map(str, decoder.drafter.tree.parents))
         shapes.append(f'{each.pair.drafter}, {name}: parents {parents}.')
     for category, batches in each.batches.items():
@@ -205,7 +210,7 @@ def speeds(
 
 def _expected(decoder: Decoder, rates: np.ndarray) -> float | None:
   """By rates that are the same at each depth, which those of copies are not."""
-  if isinstance(decoder.choice, PromptLookup):
+  if isinstance(decoder.recipe.drafter, PromptLookup):
     return None
   tree = decoder.drafter.tree
   parents = tree.parents if tree else tuple(range(DEPTH))

@@ -17,7 +17,7 @@ from specdec_jax.assembly import lengths, models, rules
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Fixed, Length
+from specdec_jax.assembly.lengths import Fixed, Length, LengthChoice
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
@@ -62,7 +62,7 @@ class Untrained:
   gamma: int = 1
 
   @property
-  def length(self) -> Length:
+  def length(self) -> LengthChoice:
     return Fixed(self.gamma)
 
   def make(self, target: Target, length: Length) -> Drafting:

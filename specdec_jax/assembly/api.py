@@ -22,7 +22,6 @@ from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
-from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen, field_names
@@ -158,9 +157,11 @@ def of_network(
   rule.judge(sampling).sampling.check_is_used()
   return decoder_lib.assembled(
     Model(checkpoint=name, sizes=config),
-    Target(name=name, config=config, vocabulary=vocabulary, sampling=sampling),
+    config,
+    vocabulary,
     drafter=choice,
     rule=rule,
+    sampling=sampling,
     length=lengths.usual(choice.length),
   )
 

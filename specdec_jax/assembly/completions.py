@@ -10,7 +10,6 @@ import jax
 
 from specdec_jax.assembly import recording
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.log_probs import Scored, Top
 from specdec_jax.assembly.running import Iterations
 from specdec_jax.decoding import rates as metrics
@@ -87,7 +86,7 @@ def of_row(
   if has_ended and is_plain_text and decoder.vocabulary.chat_template:
     _tell_of_chat(decoder.model.checkpoint)
   # With `exact_bits` it has the depth of what drafts beside it.
-  is_plain = decoder.is_plain or isinstance(decoder.choice, NoDrafter)
+  is_plain = decoder.recipe.decodes_plainly
   more: dict[str, Any] = {}
   if scored is not None:
     raw, processed = (each.of_row(row, len(tokens)) for each in scored)

@@ -79,7 +79,7 @@ class Conversation:
         f'{decoder.model.checkpoint} has an encoder: a conversation needs a '
         'decoder-only model'
       )
-    if decoder.exact_bits:
+    if decoder.recipe.exact_bits:
       raise ValueError('exact_bits is for prompts that are read at once')
     self._settings = DecodeSettings(
       max_new_tokens=max_new_tokens, seed=seed, stop=stop, call=call

@@ -4,26 +4,27 @@ import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.stages import Compiled
 
-from specdec_jax import drafters
 from specdec_jax.assembly import constraints, models
+from specdec_jax.assembly import recipe as recipe_lib
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
-from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.gamma_memory import RememberedGamma
-from specdec_jax.assembly.lengths import Auto, Fixed, Length, usual
+from specdec_jax.assembly.lengths import Auto, Fixed, LengthChoice, usual
 from specdec_jax.assembly.models import Model, Waiting
+from specdec_jax.assembly.option_fields import hashable
+from specdec_jax.assembly.recipe import Parts, Recipe, parts_of
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.formats import Shardings
-from specdec_jax.decoding import exact_bits as exact_bits_lib
 from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.program import Part, Program
 from specdec_jax.drafters import Pool, text_pool
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
@@ -32,65 +33,86 @@ from specdec_jax.text.stop_strings import split_stops
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 
+class ProgramKey(NamedTuple):
+  """What a compiled program depends on.
+
+  Attributes:
+    recipe: that of the decoder.
+    parts: the function that chose the parts of `decoding.program` to compile.
+    shapes: of the prompts of a batch, as text.
+    max_len: the room of a row.
+    num_devices: that share a batch.
+  """
+
+  recipe: Recipe
+  parts: Callable[[Program], Sequence[Part]]
+  shapes: str
+  max_len: int
+  num_devices: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+  """What the decoders that are derived from one share.
+
+  Attributes:
+    parts: the functions of each recipe.
+    programs: what was compiled.
+    gammas: what was measured, by recipe; see `Decoder.gammas`.
+  """
+
+  parts: dict[Recipe, Parts] = dataclasses.field(default_factory=dict)
+  programs: dict[ProgramKey, Sequence[Compiled]] = dataclasses.field(
+    default_factory=dict
+  )
+  gammas: dict[Recipe, dict[tuple[int, int], RememberedGamma]] = (
+    dataclasses.field(default_factory=dict)
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Decoder:
   """Models and rules, ready to be jitted.
 
   Attributes:
-    model: the target by name.
-    choice: the drafter as it was chosen.
-    length: how much it drafts. If that is `Auto`, all else is of the widest
-      gamma that will be tried; `at` gives the decoder of one.
-    target_info: what the drafter knows of the target.
-    drafting: the drafter as it was made for the target.
-    rule: the acceptance rule as it was chosen.
-    method: see `Drafting.method`.
-    params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
-    exact_bits: whether each target call is as wide as the longest draft, so
-      that no bit of a row depends on what was drafted.
-    is_plain: whether, with `exact_bits`, no draft counts.
+    recipe: what was chosen. If gamma is yet to be chosen, it has the widest one
+      that may be.
+    parts: the functions of the recipe.
+    params: weights of target and drafter; `jax.ShapeDtypeStruct`s until `load`.
+    sampling: how texts are sampled that do not say.
+    auto: the gammas of which one is chosen once the rows of a batch are known,
+      see `settled_gamma`; None: gamma is that of the recipe. `at` gives the
+      decoder of one gamma.
     stop: the model's own strings that end a text, unless others are given.
-    programs: what was compiled, by parts, shapes and devices.
-    gammas: what was measured for `Auto`, by rows and devices of a batch.
-    others: the decoders of `at`, by gamma, and that of `sampled`, by None.
+    cache: what is compiled, for this decoder and those derived from it.
   """
 
-  model: Model
-  choice: DrafterChoice
-  length: Length
-  target_info: Target
-  drafting: Drafting
-  rule: Rule
-  method: Method
+  recipe: Recipe
+  parts: Parts
   params: Params = dataclasses.field(repr=False)
-  exact_bits: bool = False
-  is_plain: bool = False
+  sampling: Sampling
+  auto: Auto | None = None
   stop: tuple[str, ...] = ()
-  programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
-    default_factory=dict, repr=False
-  )
-  gammas: dict[tuple[int, int], RememberedGamma] = dataclasses.field(
-    default_factory=dict, repr=False
-  )
-  others: dict[int | None, 'Decoder'] = dataclasses.field(
-    default_factory=dict, repr=False
-  )
+  cache: Cache = dataclasses.field(default_factory=Cache, repr=False)
+
+  @property
+  def model(self) -> Model:
+    return self.recipe.model
 
   @property
   def config(self) -> families.Config:
-    return self.target_info.config
+    return self.parts.target_info.config
 
   @property
   def vocabulary(self) -> AnyVocabulary:
     """That of both models; ValueError for a dry run, which has none."""
-    if self.target_info.vocabulary is None:
+    if self.parts.target_info.vocabulary is None:
       raise ValueError('a dry run has no vocabulary')
-    return self.target_info.vocabulary
+    return self.parts.target_info.vocabulary
 
   @property
-  def sampling(self) -> Sampling:
-    """How the target is sampled."""
-    return self.target_info.sampling
+  def method(self) -> Method:
+    return self.parts.method
 
   @property
   def target(self) -> LanguageModel:
@@ -102,47 +124,48 @@ class Decoder:
 
   @property
   def is_auto(self) -> bool:
-    """Whether gamma is yet to be measured."""
-    return isinstance(self.length, Auto)
+    """Whether gamma is yet to be chosen."""
+    return self.auto is not None
 
   @property
   def tried_gammas(self) -> tuple[int, ...]:
-    """What `Auto` tries, ascending, 0 among them; empty if gamma is given."""
-    return self.length.gammas if isinstance(self.length, Auto) else ()
+    """The gammas to choose from, ascending, 0 among them; empty if gamma is
+    given."""
+    return () if self.auto is None else self.auto.gammas
+
+  @property
+  def programs(self) -> dict[ProgramKey, Sequence[Compiled]]:
+    """What was compiled, also by decoders that share the cache."""
+    return self.cache.programs
+
+  @property
+  def gammas(self) -> dict[tuple[int, int], RememberedGamma]:
+    """The gammas that were measured, by the rows and devices of a batch."""
+    return self.cache.gammas.setdefault(self.recipe, {})
 
   @property
   def shapes(self) -> Params:
     """The shapes of the weights, without reading them."""
-    made, own = self.drafting, ()
+    drafting, own = self.parts.drafting, ()
     target = models.param_shapes(self.model, self.config)
-    if made.config is not None:
-      own = models.param_shapes(made.model, made.config)
-    return Params(target=target, drafter=made.join(target, own))
+    if drafting.config is not None:
+      own = models.param_shapes(drafting.model, drafting.config)
+    return Params(target=target, drafter=drafting.join(target, own))
 
   def at(self, gamma: int) -> 'Decoder':
-    """Returns the decoder with a given gamma that does not vary; for 0 without
-    a drafter and its weights, but with `exact_bits` with drafts that do not
-    count. It is made once, for what it has compiled. TypeError for what is no
-    integer, and ValueError above 0 for plain decoding."""
-    is_plain = self.is_plain or isinstance(self.choice, NoDrafter)
-    if (gamma := operator.index(gamma)) and is_plain:
+    """Returns the decoder with a gamma; see `Recipe.at`.
+
+    Its programs are compiled once, however often it is asked for. TypeError for
+    what is no integer, and ValueError above 0 for plain decoding.
+    """
+    gamma = operator.index(gamma)
+    if gamma and self.recipe.decodes_plainly:
       raise ValueError('plain decoding has no gamma: ask the one that drafts')
-    if gamma not in self.others and self.exact_bits and not gamma:
-      method = exact_bits_lib.plain(self.method)
-      self.others[gamma] = self._uncompiled(is_plain=True, method=method)
-    if gamma not in self.others:
-      # All gammas share the weights: only functions are made anew.
-      choice, length = self.choice if gamma else NoDrafter(), Fixed(gamma)
-      chosen = choice, self.rule, length
-      made = _made(self.target_info, *chosen, exact_bits=self.exact_bits)
-      self.others[gamma] = self._uncompiled(
-        choice=choice, length=length, **made
-      )
-    # `remember` may have replaced the pool of texts since.
     params = self.params
-    if not (gamma or self.exact_bits):
+    if not (gamma or self.recipe.exact_bits):
       params = Params(target=params.target)
-    return dataclasses.replace(self.others[gamma], params=params)
+    derived = self._with_recipe(self.recipe.at(gamma))
+    return dataclasses.replace(derived, params=params, auto=None)
 
   @property
   def sampled(self) -> 'Decoder':
@@ -150,22 +173,27 @@ class Decoder:
     it is greedy. ValueError if its rule is for greedy decoding alone."""
     if not self.sampling.is_greedy:
       return self
-    if None not in self.others:
-      # Whatever temperature above 0 will do: each row has its own.
-      sampling = dataclasses.replace(self.sampling, temperature=1.0)
-      target_info = dataclasses.replace(self.target_info, sampling=sampling)
-      chosen = self.choice, self.rule, self.length
-      made = _made(target_info, *chosen, exact_bits=self.exact_bits)
-      if self.is_plain:
-        made['method'] = exact_bits_lib.plain(made['method'])
-      self.others[None] = self._uncompiled(**made)
-    return dataclasses.replace(self.others[None], params=self.params)
-
-  def _uncompiled(self, **fields: Any) -> 'Decoder':
-    """Returns a copy with other `fields` that has compiled nothing yet."""
-    return dataclasses.replace(
-      self, programs={}, gammas={}, others={}, **fields
+    # Whatever temperature above 0 will do: each row has its own.
+    drawn = dataclasses.replace(self.recipe.sampling, temperature=1.0)
+    derived = self._with_recipe(
+      dataclasses.replace(self.recipe, sampling=drawn)
     )
+    sampling = dataclasses.replace(self.sampling, temperature=1.0)
+    return dataclasses.replace(derived, sampling=sampling)
+
+  def with_method(self, method: Method) -> 'Decoder':
+    """Returns a decoder with another method than that of its recipe, which
+    shares no programs."""
+    parts = dataclasses.replace(self.parts, method=method)
+    return dataclasses.replace(self, parts=parts, cache=Cache())
+
+  def _with_recipe(self, recipe: Recipe) -> 'Decoder':
+    """Returns the decoder of another recipe, with these weights."""
+    cached = self.cache.parts
+    if recipe not in cached:
+      info = self.parts.target_info
+      cached[recipe] = parts_of(recipe, info.config, info.vocabulary)
+    return dataclasses.replace(self, recipe=recipe, parts=cached[recipe])
 
   def remember(self, texts: Iterable[str | Sequence[int]]) -> 'Decoder':
     """Returns the decoder with more texts to copy from, strings or token ids
@@ -181,7 +209,7 @@ class Decoder:
       raise ValueError("only a decoder with drafter='suffix' remembers texts")
     encode = functools.partial(self.vocabulary.encode, add_special_tokens=False)
     ids = [encode(each) if isinstance(each, str) else each for each in texts]
-    most = self.target_info.vocab_size - 1
+    most = self.parts.target_info.vocab_size - 1
     for i, row in enumerate(ids, start=1):
       if not isinstance(row, Iterable):
         raise ValueError(f'text {i} is neither a string nor ids: {row!r}')
@@ -195,38 +223,40 @@ class Decoder:
   def ranked_drafter(self, num_children: int) -> Drafter:
     """Makes a drafter of trees of depth 1, the likeliest tokens first."""
     # Ranks are of the drafter's own distribution, whatever is sampled.
-    greedy = dataclasses.replace(self.target_info, sampling=Sampling())
-    return self.choice.make(greedy, Tree((0,) * num_children)).drafter
+    greedy = dataclasses.replace(self.parts.target_info, sampling=Sampling())
+    tree = Tree((0,) * num_children)
+    return self.recipe.drafter.make(greedy, tree).drafter
 
   @property
   def max_positions(self) -> int:
     """The longest context of the target."""
-    return _shortest(self.config)
+    return recipe_lib.max_positions(self.config)
 
   @property
   def draft_positions(self) -> int:
     """The longest context of a draft model: beyond it, texts are decoded on
     without drafts."""
-    return _draft_positions(self.drafting)
+    return recipe_lib.draft_positions(self.parts.drafting)
 
   @property
   def max_drafted(self) -> int:
     """The longest text that a network that only drafts has positions for."""
-    own = self.drafting.config
-    if own is None or not families.only_drafts(own):
-      return _shortest()
-    return _shortest(own)
+    config = self.parts.drafting.config
+    if config is None or not families.only_drafts(config):
+      return recipe_lib.UNLIMITED
+    return recipe_lib.max_positions(config)
 
   def digests(self) -> dict[str, str]:
     """Returns digests of the weights on disk, by side, of the vocabulary, and
     of what is stated in other files; see `agreement`."""
     # Random weights are no files, and the same in every run.
-    sides = {'target': self.model, 'drafter': self.drafting.model}
-    stated: list[object] = [self.config, self.drafting.config, self.sampling]
+    drafting = self.parts.drafting
+    sides = {'target': self.model, 'drafter': drafting.model}
+    stated: list[object] = [self.config, drafting.config, self.sampling]
     if (schema := self.sampling.json_schema) is not None:
       stated.append(constraints.schema_text(schema))
     texts = {
-      'sizes and sampling': repr([*stated, self.target_info.eos_id]),
+      'sizes and sampling': repr([*stated, self.parts.target_info.eos_id]),
       'the vocabulary': repr(self.vocabulary.tokens()),
     }
     found = {
@@ -257,14 +287,18 @@ def outline(
   if isinstance(drafter, NoDrafter):
     length = drafter.width(exact_bits)
   judge.sampling.check_is_used()
+
+  # Where texts would depend on gamma, speed may not choose it.
   config = models.read_config(model)
   is_free = judge.is_lossless and not exact_bits
-  length = _fitting(length, is_free, _shortest(config))
+  length = _fitting(length, is_free, recipe_lib.max_positions(config))
   if isinstance(length, Auto) and not is_free:
     needs, what = 'exact_bits', 'bits depend on the width of the call'
     if not exact_bits:
       needs, what = 'a rule that is not lossless', 'texts depend on gamma'
     raise ValueError(f'{needs} needs a gamma that is a number: {what}')
+
+  # The model's own files may change the sampling, and end texts.
   vocabulary = None if is_dry_run else models.read_vocabulary(model, config)
   stop: tuple[str, ...] = ()
   if vocabulary is not None and not model.is_random:
@@ -274,53 +308,64 @@ def outline(
     stop, vocabulary = split_stops(
       generation_config.read_stops(path), vocabulary
     )
-  target_info = Target(
-    name=model.checkpoint,
-    config=config,
-    vocabulary=vocabulary,
-    sampling=sampling,
-  )
-  made = assembled(
+  decoder = assembled(
     model,
-    target_info,
+    config,
+    vocabulary,
     drafter=drafter,
     rule=rule,
+    sampling=sampling,
     length=length,
     exact_bits=exact_bits,
   )
-  return dataclasses.replace(made, stop=stop)
+  return dataclasses.replace(decoder, stop=stop)
 
 
 def assembled(
   model: Model,
-  target_info: Target,
+  config: families.Config,
+  vocabulary: AnyVocabulary | None,
   *,
   drafter: DrafterChoice,
   rule: Rule,
-  length: Length,
+  sampling: Sampling,
+  length: LengthChoice,
   exact_bits: bool = False,
 ) -> Decoder:
   """Makes a decoder for a target whose sizes and vocabulary are at hand, with
   `shapes` in place of weights; those of a network whose gamma is yet to be
-  measured are left out. ValueError if a draft does not fit into a context."""
-  result = Decoder(
+  chosen are left out. ValueError if a draft does not fit into a context."""
+  auto: Auto | None = None
+  if isinstance(length, Auto):
+    # The widest gamma needs the most room.
+    auto, length = length, Fixed(length.gammas[-1])
+  recipe = Recipe(
     model=model,
-    choice=drafter,
+    drafter=hashable(drafter),
+    rule=hashable(rule),
+    sampling=sampling.drawing,
     length=length,
-    rule=rule,
-    **_made(target_info, drafter, rule, length, exact_bits=exact_bits),
-    params=Params(target=models.param_shapes(model, target_info.config)),
     exact_bits=exact_bits,
   )
+  parts = parts_of(recipe, config, vocabulary)
+  target_shapes = models.param_shapes(model, config)
+  decoder = Decoder(
+    recipe=recipe,
+    parts=parts,
+    params=Params(target=target_shapes),
+    sampling=sampling,
+    auto=auto,
+    cache=Cache(parts={recipe: parts}),
+  )
   # Plain decoding may be chosen, and to trace a draft model takes a while.
-  if result.drafting.config is None or not result.is_auto:
-    result = dataclasses.replace(result, params=result.shapes)
+  if parts.drafting.config is None or not decoder.is_auto:
+    decoder = dataclasses.replace(decoder, params=decoder.shapes)
   # Each call needs gamma + 1 positions, of which one is of the prompt.
-  gamma = result.drafter.gamma
-  limit = min(result.max_positions, result.draft_positions)
+  gamma = decoder.drafter.gamma
+  limit = min(decoder.max_positions, decoder.draft_positions)
   if gamma >= limit:
     raise ValueError(f'gamma {gamma} is too large for a context of {limit}')
-  return result
+  return decoder
 
 
 def own_params(params: Params) -> Any:
@@ -332,39 +377,7 @@ def own_params(params: Params) -> Any:
   )
 
 
-def _made(
-  target_info: Target,
-  choice: DrafterChoice,
-  rule: Rule,
-  length: Length,
-  *,
-  exact_bits: bool,
-) -> dict[str, Any]:
-  """Makes the parts of a decoder that depend on how the target is sampled."""
-  # Of a gamma that is yet to be measured, the widest needs the most room.
-  if isinstance(length, Auto):
-    length = Fixed(length.gammas[-1])
-  made = choice.make(target_info, length)
-  limit = _draft_positions(made)
-  if limit < _shortest(target_info.config):
-    drafter = drafters.within(made.drafter, limit)
-    made = dataclasses.replace(made, drafter=drafter)
-  method = made.method(target_info, rule)
-  if exact_bits:
-    method = exact_bits_lib.of_one_width(method)
-  return {'target_info': target_info, 'drafting': made, 'method': method}
-
-
-def _draft_positions(drafting: Drafting) -> int:
-  """Returns the longest context of a draft model, without a limit for all other
-  drafters: a network that only drafts reads as far as its target does."""
-  config = drafting.config
-  if config is None or families.only_drafts(config):
-    return _shortest()
-  return _shortest(config)
-
-
-def _fitting(length: Length, is_free: bool, limit: int) -> Length:
+def _fitting(length: LengthChoice, is_free: bool, limit: int) -> LengthChoice:
   """Fits a gamma that was not given: to a fixed one if texts would depend on
   the choice, otherwise to trials of drafts that have room."""
   if not isinstance(length, Auto) or length.usual is None:
@@ -374,11 +387,6 @@ def _fitting(length: Length, is_free: bool, limit: int) -> Length:
   if not is_free or len(gammas) < 2:
     return usual(length)
   return dataclasses.replace(length, gammas=gammas)
-
-
-def _shortest(*configs: families.AnyConfig) -> int:
-  limits = [families.of(each).max_positions(each) for each in configs]
-  return min((n for n in limits if n is not None), default=2**30)
 
 
 def load(
@@ -393,18 +401,20 @@ def load(
   `waiting` is entered with a sentence while a model is read. Raises ValueError
   if a checkpoint has other arrays.
   """
-  made = decoder.drafting
+  drafting = decoder.parts.drafting
   own: Any = ()
   with waiting(f'loading {decoder.model.checkpoint}'):
     target = models.read_params(decoder.model, decoder.config, target_shardings)
   # A model that drafts for itself is read once, and lies on a mesh once.
-  if made.model == decoder.model:
+  if drafting.model == decoder.model:
     own = target
-  elif made.model is not None and made.config is not None:
-    with waiting(f'loading {made.model.checkpoint}'):
-      own = models.read_params(made.model, made.config, drafter_shardings)
-  params = Params(target=target, drafter=made.join(target, own))
-  return decoder._uncompiled(params=params)
+  elif drafting.model is not None and drafting.config is not None:
+    with waiting(f'loading {drafting.model.checkpoint}'):
+      own = models.read_params(
+        drafting.model, drafting.config, drafter_shardings
+      )
+  params = Params(target=target, drafter=drafting.join(target, own))
+  return dataclasses.replace(decoder, params=params)
 
 
 def build(
@@ -417,7 +427,7 @@ def build(
   waiting: Waiting = contextlib.nullcontext,
 ) -> Decoder:
   """Makes a decoder for one device; see `outline` and `load`."""
-  made = outline(
+  decoder = outline(
     model, drafter=drafter, rule=rule, sampling=sampling, exact_bits=exact_bits
   )
-  return load(made, waiting=waiting)
+  return load(decoder, waiting=waiting)

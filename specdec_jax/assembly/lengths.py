@@ -89,7 +89,9 @@ class Auto:
   usual: int | None = None
 
 
-Length = Fixed | Tree | Auto
+# What a draft is made for, and what users choose.
+Length = Fixed | Tree
+LengthChoice = Length | Auto
 
 
 def of(
@@ -99,7 +101,7 @@ def of(
   tree: Shape | None = None,
   num_continuations: int = 1,
   tried: Sequence[int] = (1, 3, 7),
-) -> Length:
+) -> LengthChoice:
   """Makes the value from what a user says.
 
   Args:
@@ -144,19 +146,17 @@ def of(
 
 def depth(length: Length) -> int:
   """Returns the most drafted tokens that an iteration can accept."""
-  if isinstance(length, Tree):
-    return trees.depth(length)
-  return max(length.gammas) if isinstance(length, Auto) else length.gamma
+  return trees.depth(length) if isinstance(length, Tree) else length.gamma
 
 
-def usual(length: Length) -> Length:
+def usual(length: LengthChoice) -> LengthChoice:
   """Fixes a gamma that was not given to the one that is used unmeasured."""
   if isinstance(length, Auto) and length.usual is not None:
     return Fixed(length.usual)
   return length
 
 
-def fixed(length: Length) -> int:
+def fixed(length: LengthChoice) -> int:
   """Returns a gamma that cannot vary; ValueError for another length."""
   if not isinstance(length, Fixed):
     raise ValueError(f'this drafter drafts chains of one gamma, not {length}')

@@ -72,7 +72,7 @@ def of_batch(
   temperature[temperature == 0] = 1
   how = dataclasses.replace(how, temperature=temperature)
   prompt = dataclasses.replace(prompt, sampling=how)
-  vocab_size = decoder.target_info.vocab_size
+  vocab_size = decoder.parts.target_info.vocab_size
   num_top = min(settings.top_logprobs, vocab_size)
   score = _scorer(decoder.config, vocab_size, num_top)
   params = running.place(decoder.params.target, num_devices, is_batch=False)

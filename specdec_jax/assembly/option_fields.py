@@ -48,6 +48,21 @@ def plain(value: Any) -> Any:
   return [*map(plain, value)] if is_list else value
 
 
+def hashable(choice: Choice) -> Choice:
+  """Returns a choice, a frozen dataclass, with tuples in place of lists."""
+  fields = dataclasses.fields(choice)  # type: ignore[arg-type]
+  values = {field.name: getattr(choice, field.name) for field in fields}
+  lists = {name: x for name, x in values.items() if isinstance(x, list)}
+  if not lists:
+    return choice
+  tuples = {name: _tuples(value) for name, value in lists.items()}
+  return dataclasses.replace(choice, **tuples)  # type: ignore[type-var]
+
+
+def _tuples(value: Any) -> Any:
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def check_types(choice: Any, given: Mapping[str, object]) -> None:
   """Raises ValueError for values by parameter that are of another type."""
   for field in dataclasses.fields(choice):

@@ -109,8 +109,8 @@ def pack(
   ]
   process = processing.packer(
     samplings,
-    eos_ids=decoder.target_info.eos_id,
-    vocab_size=decoder.target_info.vocab_size,
+    eos_ids=decoder.parts.target_info.eos_id,
+    vocab_size=decoder.parts.target_info.vocab_size,
     num_logits=decoder.target.vocab_size,
     vocabulary=decoder.vocabulary,
   )
@@ -176,7 +176,7 @@ def encoded(
 def tell_of_draft_model(decoder: Decoder, num_positions: int) -> None:
   """Logs, once, if texts of so many positions outgrow the context of the draft
   model."""
-  limit, model = decoder.draft_positions, decoder.drafting.model
+  limit, model = decoder.draft_positions, decoder.parts.drafting.model
   if num_positions <= limit:
     return
   name = 'the draft model' if model is None else str(model.checkpoint)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specdec_jax.assembly import recording
-from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.decoder import Decoder, ProgramKey
 from specdec_jax.assembly.sampling import (
   LIMITS,
   NAMES,
@@ -222,11 +222,11 @@ def compiled(
   # at each call, would be compiled each time.
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
   max_len = max_length(decoder, first, settings.most_new_tokens)
-  key = (parts, shapes, max_len, num_devices)
+  key = ProgramKey(decoder.recipe, parts, shapes, max_len, num_devices)
   # Weights are arguments: programs serve any weights of these shapes.
   if key not in decoder.programs:
     rng_key, prompt = placed(first, settings)
-    if decoder.exact_bits:
+    if decoder.recipe.exact_bits:
       settings.call(
         lambda: exact_bits.check(
           decoder.method, params.target, prompt, max_len=max_len

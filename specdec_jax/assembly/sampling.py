@@ -98,6 +98,13 @@ class Sampling(Options):
   def is_greedy(self) -> bool:
     return not self.temperature
 
+  @property
+  def drawing(self) -> 'Sampling':
+    """What of it is compiled: the temperature and the limits."""
+    return Sampling(
+      **{name: getattr(self, name) for name in ('temperature', *LIMITS)}
+    )
+
   def with_defaults(self, path: str, stated: Mapping[str, Any]) -> 'Sampling':
     """Fills what is not said by what the file `path` states; ValueError, which
     names the file, if a stated value is out of range."""

@@ -32,7 +32,7 @@ def place(decoder: Decoder, num_rows: int, num_devices: int) -> dict[str, str]:
   """
   # What is fastest for one row is not for 32; 5 to 8 rows share a choice.
   without_gamma = dataclasses.replace(  # type: ignore[type-var]
-    decoder.choice,
+    decoder.recipe.drafter,
     gamma=None,
   )
   return {

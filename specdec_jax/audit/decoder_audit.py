@@ -51,7 +51,7 @@ def engine(
 
   one_row = dataclasses.replace(settings, batch_size=1, num_devices=1)
   prompts = [batch.prompt for batch in packing.pack(decoder, texts, one_row)]
-  to_probs = decoder.sampling.to_probs(decoder.target_info.vocab_size)
+  to_probs = decoder.sampling.to_probs(decoder.parts.target_info.vocab_size)
   max_len = prompts[0].decoder_tokens.shape[1] + settings.max_new_tokens
 
   @jax.jit

@@ -9,7 +9,6 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import packing, rules, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
-from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import NAMES, Options, Sampling
@@ -223,12 +222,12 @@ def outline(
     decoder.config, lengths['inputs'], lengths['targets']
   )
   packing.tell_of_draft_model(decoder, needed)
-  if isinstance(decoder.length, Auto):
+  if decoder.auto is not None:
     width = prompts.decoder_width(decoder.config, lengths['inputs'])
     room = decoder.max_drafted - width - lengths['targets'] + 1
-    gammas = tuple(n for n in decoder.length.gammas if not n or n <= room)
-    length = dataclasses.replace(decoder.length, gammas=gammas)
-    decoder = dataclasses.replace(decoder, length=length)
+    gammas = tuple(n for n in decoder.auto.gammas if not n or n <= room)
+    auto = dataclasses.replace(decoder.auto, gammas=gammas)
+    decoder = dataclasses.replace(decoder, auto=auto)
   if decoding.num_decodes and mode != SCORE:
     decoder = beam_drafting.settled(decoder, decoding.draft_width)
     # Made first: it refuses contradictory options before anything is loaded.

@@ -120,7 +120,9 @@ def _advise(job: Job, task: Task) -> None:
   """Says so if the texts of a task are to be continued by a model that answers
   messages, or if beams have no drafts."""
   is_plain = lambda choice: isinstance(choice, NoDrafter)
-  if is_plain(job.decoder.choice) and not is_plain(job.decoding.make_drafter()):
+  if is_plain(job.decoder.recipe.drafter) and not is_plain(
+    job.decoding.make_drafter()
+  ):
     _say('beams have no drafts, which seldom pay: give gamma to have them')
   if job.decoder.stop:
     _say(

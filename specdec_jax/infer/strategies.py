@@ -71,7 +71,7 @@ def _compile_loop(job: Job, params: Params) -> Decode:
     places=functools.partial(mesh_lib.state_shardings, job.mesh),
   )
   everywhere = NamedSharding(job.mesh, PartitionSpec())
-  if job.decoder.exact_bits:
+  if job.decoder.recipe.exact_bits:
     rows = jax.device_put(
       pack([None] * job.decoding.batch_size), mesh_lib.batch_sharding(job.mesh)
     )
@@ -95,7 +95,7 @@ def _compile_beam_search(job: Job, params: Params) -> Decode:
     **_settings(job),
     alpha=_ALPHA if alpha is None else alpha,
     eos_id=job.decoder.method.eos_id,
-    vocab_size=job.decoder.target_info.vocab_size,
+    vocab_size=job.decoder.parts.target_info.vocab_size,
   )
   pack = examples.packer(job.layout)
   return _compile_whole(job, params, lambda rows: (pack(rows),), generate)
@@ -204,7 +204,7 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
   )
   init = of(job).init
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
-  made, own = job.decoder.drafting, own_params(shapes)
+  made, own = job.decoder.parts.drafting, own_params(shapes)
   # A network's own shapes leave out the embeddings that it shares with the
   # target.
   if made.config is not None:

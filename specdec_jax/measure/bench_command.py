@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     # Accept at the given rate, and let no row end early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
     method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
-    decoder = dataclasses.replace(decoder, method=method)
+    decoder = decoder.with_method(method)
   # Choose gamma. If it is 0, there is nothing left to compare.
   chosen = None
   if decoder.is_auto:
@@ -90,14 +90,16 @@ def _measure(
   # To time drafting alone, a drafter whose drafts end early is replaced by the
   # same one without that, whose state is part of its own (unless it copies from
   # the text first).
-  ends_early = bool(getattr(decoder.choice, 'min_prob', 0))
+  ends_early = bool(getattr(decoder.recipe.drafter, 'min_prob', 0))
   fixed = None
-  if ends_early and not getattr(decoder.choice, 'lookup', False):
+  if ends_early and not getattr(decoder.recipe.drafter, 'lookup', False):
     choice = dataclasses.replace(  # type: ignore[type-var]
-      decoder.choice,
+      decoder.recipe.drafter,
       min_prob=0.0,
     )
-    fixed = choice.make(decoder.target_info, decoder.length).drafter
+    fixed = choice.make(
+      decoder.parts.target_info, decoder.recipe.length
+    ).drafter
   with progress.waiting('compiling'):
     candidates = placed.plain_loops(plain_dtypes)
     loop = loops_lib.speculative_loop(
@@ -112,7 +114,7 @@ def _measure(
     fastest, tokens_per_second = loops_lib.fastest(candidates)
     # With exact bits, tokens are compared with plain decoding at that width.
     expected = None
-    if decoder.exact_bits:
+    if decoder.recipe.exact_bits:
       exact_bits.check(
         method,
         placed.params.target,

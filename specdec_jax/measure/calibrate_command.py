@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
   figures['c_hat'] = drafter / target
   parts = costs.Costs.among(figures)
   # With `lookup`, copied tokens may replace those of the network.
-  has_lookup = getattr(decoder.choice, 'lookup', False)
-  is_one_by_one = decoder.drafting.chain is not None and not has_lookup
+  has_lookup = getattr(decoder.recipe.drafter, 'lookup', False)
+  is_one_by_one = decoder.parts.drafting.chain is not None and not has_lookup
   # c is a mean over gamma tokens: the first one costs more than the others.
   figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
     'kind': costs.KIND,
@@ -133,7 +133,7 @@ def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
   }
   # Acceptance by rank is for choosing the shape of a tree. Trees of copied text
   # have a fixed shape, and rules for trees are lossless.
-  is_ranked = is_lossless and hasattr(decoder.choice, 'tree')
+  is_ranked = is_lossless and hasattr(decoder.recipe.drafter, 'tree')
   [[overlaps]] = calibration.overlaps(
     params._replace(drafter=[params.drafter]),
     placed.rng_key,

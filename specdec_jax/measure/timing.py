@@ -43,7 +43,7 @@ class Placed:
     decoder, target_dtype = self.decoder, self.decoder.model.dtype
     # `decoder.method` may have the target's probabilities at another
     # temperature, for its rule.
-    to_probs = decoder.sampling.to_probs(decoder.target_info.vocab_size)
+    to_probs = decoder.sampling.to_probs(decoder.parts.target_info.vocab_size)
     method = dataclasses.replace(decoder.method, logits_to_probs=to_probs)
     loops = {}
     for dtype in sorted({*dtypes, target_dtype}):
@@ -109,7 +109,7 @@ def configuration(
     'drafter': shown(choice),
     'draft_dtype': flags['draft_dtype'] or flags['dtype'],
     'gamma': decoder.drafter.gamma,
-    'exact_bits': decoder.exact_bits,
+    'exact_bits': decoder.recipe.exact_bits,
     'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
     'drafter_options': {
       name: getattr(choice, name)

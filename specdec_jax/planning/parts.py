@@ -66,12 +66,12 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   target or the batch does not divide over it.
   """
   decoder, mesh = workload.decoder, workload.mesh
-  target_info = decoder.target_info
+  target_info = decoder.parts.target_info
   if isinstance(length, Tree):
     # Trees consist of the likeliest tokens, as in the measurement of rank
     # rates.
     target_info = dataclasses.replace(target_info, sampling=Sampling())
-  drafting = decoder.choice.make(target_info, length)
+  drafting = decoder.recipe.drafter.make(target_info, length)
   target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
   shardings = mesh_lib.parameter_shardings(mesh, target)
@@ -247,7 +247,7 @@ def part_jobs(
     f'target, {width} positions': target_step(chain_shapes, width)
     for width in widths_to_time(max_gamma)
   }
-  one = decoder.choice.make(decoder.target_info, Fixed(1)).drafter
+  one = decoder.recipe.drafter.make(decoder.parts.target_info, Fixed(1)).drafter
   jobs['drafter, first token'] = _draft(chain_shapes, one)
   if chain_shapes.chain is None:
     jobs['drafter, all tokens'] = _draft(
@@ -281,9 +281,9 @@ def _drafts(decoder: Decoder, tree: Tree) -> bool:
   """Returns whether a decoder's drafter drafts this tree."""
   if not decoder.drafter.gamma:
     return False
-  greedy = dataclasses.replace(decoder.target_info, sampling=Sampling())
+  greedy = dataclasses.replace(decoder.parts.target_info, sampling=Sampling())
   try:
-    return decoder.choice.make(greedy, tree).drafter.tree == tree
+    return decoder.recipe.drafter.make(greedy, tree).drafter.tree == tree
   except ValueError:
     return False
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length
+from specdec_jax.assembly.lengths import Gamma, Length, LengthChoice
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Array, Draft, Drafter
 from specdec_jax.drafters import features
@@ -81,7 +81,7 @@ class MedusaHeads:
   gamma: Gamma = lengths.gamma_option(3)
 
   @property
-  def length(self) -> Length:
+  def length(self) -> LengthChoice:
     return lengths.of(gamma=self.gamma)
 
   def make(self, target: Target, length: Length) -> Drafting:

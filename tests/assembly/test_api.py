@@ -147,10 +147,7 @@ def test_a_text_has_settings_of_its_own(decoder, completions):
   # A decoder that was loaded so decodes so.
   same = {'temperature': 1.5, 'top_p': 0.8, 'seed': 3}
   sampled = dataclasses.replace(
-    decoder.sampled,
-    target_info=dataclasses.replace(
-      decoder.target_info, sampling=Sampling(temperature=1.5, top_p=0.8)
-    ),
+    decoder.sampled, sampling=Sampling(temperature=1.5, top_p=0.8)
   )
   [one, _] = generate(sampled, TEXTS[:2], seed=3)
   assert (
@@ -417,7 +414,7 @@ def test_choices_may_be_those_of_numpy(folder):
     )
     for number, array in ((np.int64, np.array), (int, list))
   )
-  assert (made.choice, made.length) == (same.choice, same.length)
+  assert made.recipe == same.recipe
   assert repr(made.sampling) == repr(same.sampling)
   assert made.at(np.int32(2)) is not None
   counts = {'batch_size': np.int64(2), 'max_new_tokens': np.int64(1)}
@@ -531,7 +528,7 @@ def test_an_eagle_head_of_another_vocabulary_is_refused(
   assert found.tokens == completions[0].tokens
   # The weights say what they are for.
   unnamed = specdec_jax.load(folder, draft_model=padded)
-  assert isinstance(unnamed.choice, drafters.Eagle)
+  assert isinstance(unnamed.recipe.drafter, drafters.Eagle)
   path = Path(padded) / 'tokenizer.json'
   path.write_text(path.read_text().replace('<|im_start|>', '<|start|>'))
   with pytest.raises(ValueError, match=r"'<\|start\|>'"):
@@ -550,7 +547,7 @@ def test_choices_may_be_objects(folder, completions):
   assert found.tokens == completions[0].tokens
   assert found.statistics['alpha'] == 1.0
   named = specdec_jax.load(Path(folder), draft_model=folder, gamma=3)
-  assert isinstance(named.choice, drafters.DraftModel)
+  assert isinstance(named.recipe.drafter, drafters.DraftModel)
   # The weights are those of the target, read once.
   leaves = [named.params.target, named.params.drafter]
   assert leaves[0] is leaves[1]
@@ -580,7 +577,7 @@ def test_a_gamma_that_nobody_gives_is_plain_decoding(
   assert [each.statistics['target_runs'] for each in found] == [NUM_NEW] * 5
   [sentence] = caplog.messages
   assert '`specdec bench` with the same options measures it' in sentence
-  assert (list(auto.others), auto.programs) == ([0], {})
+  assert {key.recipe for key in auto.programs} == {auto.at(0).recipe}
   streamed = specdec_jax.stream(auto, TEXTS[0], max_new_tokens=NUM_NEW)
   assert ''.join(streamed) == found[0].text
   # What was measured holds for texts that may stop, and for streams.
@@ -657,7 +654,7 @@ def test_shipped_targets_have_shipped_drafters():
 
 def test_a_shipped_target_drafts_unasked(tmp_path):
   """In Python and on the command line."""
-  choice = specdec_jax.load('ende-mini', gamma=3).choice
+  choice = specdec_jax.load('ende-mini', gamma=3).recipe.drafter
   nano = Model(checkpoint='ende-nano', dtype='float32')
   assert (choice.model, choice.gamma) == (nano, 3)
   path = tmp_path / 'trace.jsonl'
@@ -739,9 +736,10 @@ def test_all_gammas_have_what_is_remembered(folder):
   one = auto.at(3)
   wiser = auto.remember(['the in ab'])
   assert wiser.at(3).params.drafter is wiser.params.drafter
-  assert wiser.at(3).programs is one.programs
+  assert wiser.at(3).parts is one.parts
+  assert wiser.programs is one.programs
   assert wiser.at(0).params.drafter == ()
   sampled = one.sampled
   wiser = one.remember(['the in ab'])
   assert wiser.sampled.params is wiser.params
-  assert wiser.sampled.programs is sampled.programs
+  assert wiser.sampled.parts is sampled.parts

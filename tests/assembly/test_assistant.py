@@ -66,7 +66,7 @@ def test_greedy_texts_are_plain_ones(folders, plain, options):
   """Rows are refilled: five texts, three at a time."""
   target, own = folders
   decoder = specdec_jax.load(target, draft_model=own, **options)
-  assert isinstance(decoder.choice, drafters.Assistant)
+  assert isinstance(decoder.recipe.drafter, drafters.Assistant)
   assert generate(decoder) == plain
 
 
@@ -116,5 +116,5 @@ def test_random_weights_will_do_to_time_shapes(monkeypatch):
   monkeypatch.setitem(presets.ASSISTANTS, 'tiny_assistant', own)
   load = functools.partial(specdec_jax.load, 'random:tiny')
   decoder = load(draft_model='random:tiny_assistant', gamma=2)
-  assert isinstance(decoder.choice, drafters.Assistant)
+  assert isinstance(decoder.recipe.drafter, drafters.Assistant)
   assert generate(decoder) == generate(load(drafter='none'))

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from specdec_jax.assembly import decoder, lengths
+from specdec_jax.assembly.drafters import PromptLookup
 from specdec_jax.assembly.drafters.draft_model import DraftModel
 from specdec_jax.assembly.lengths import Auto, Fixed
 from specdec_jax.assembly.models import Model
@@ -64,8 +65,13 @@ def test_a_tree_in_no_format_names_the_formats(shape):
     lengths.of(gamma=3, tree=shape)
 
 
-def test_auto_is_as_deep_as_its_widest():
-  assert lengths.depth(lengths.of(gamma='auto', tried=(2, 5))) == 5
+def test_auto_is_as_wide_as_its_widest():
+  drafter = PromptLookup(gamma='auto')
+  made = decoder.outline(Model(checkpoint='lm-mini'), drafter=drafter)
+  assert made.recipe.length == Fixed(max(drafter.length.gammas))
+  assert made.at(1).recipe.length == Fixed(1)
+  assert made.is_auto
+  assert not made.at(1).is_auto
 
 
 @pytest.mark.parametrize(('gamma', 'is_traced'), [(2, True), ('auto', False)])

@@ -114,7 +114,7 @@ def test_the_likeliest_are_those_of_one_call(folder):
     cache = model.init(decoder.params.target, first, width + 1)
     [found], _ = extend(decoder.params.target, fed, cache)
     places = np.asarray(found, np.float64)[start - 1 : len(text) - 1]
-    places = places[:, : decoder.target_info.vocab_size]
+    places = places[:, : decoder.parts.target_info.vocab_size]
     for i, logits in enumerate(places):
       before = text[: start + i]
       seen = np.isin(np.arange(logits.size), before)
@@ -145,7 +145,7 @@ def test_who_asks_for_none_gets_none(folder):
   assert [len(top) for top in found.top_log_probs] == [2] * 4
   assert found.tokens == tuple(top[0][0] for top in found.top_log_probs)
   # No more than there are.
-  most = decoder.target_info.vocab_size
+  most = decoder.parts.target_info.vocab_size
   every = ask(top_logprobs=10**6).top_log_probs
   assert [len(top) for top in every] == [most] * 4
   with pytest.raises(ValueError, match=r'top_logprobs.*0'):

@@ -160,7 +160,7 @@ def test_nan_behind_the_string_ends_nothing(model):
 
     target = own._replace(extend=extend)
     method = dataclasses.replace(decoder.method, target=target)
-    return dataclasses.replace(decoder, method=method)
+    return decoder.with_method(method)
 
   expected = decode(broken(plain), stop=stop)
   drafted = broken(specdec_jax.load(model, draft_model=model, gamma=6))

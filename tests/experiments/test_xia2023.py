@@ -112,7 +112,7 @@ def test_right_guesses_are_counted_by_position(pair):
   method = dataclasses.replace(
     made.method, drafter=made.drafter._replace(propose=propose)
   )
-  made = dataclasses.replace(made, method=method)
+  made = made.with_method(method)
   texts = [[0, 11, 12, 13, 14], [0, 11, 12, 13, 1], [0, 11, 12, 13, 1]]
   first, second, third = checks.right_by_position(pair, made, texts, 2)
   assert 0.5 < second < first < 1

@@ -20,7 +20,7 @@ class Block(on_target.OnTarget):
   """
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     """Reads the size of a block from the folder, where gamma does not say."""
     length = super().length
     if isinstance(self.gamma, int):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from specdec_jax.assembly.lengths import Length
+from specdec_jax.assembly.lengths import Length, LengthChoice
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.rules import Rule
@@ -95,7 +95,7 @@ class DrafterChoice(Protocol):
   """
 
   @property
-  def length(self) -> Length: ...
+  def length(self) -> LengthChoice: ...
 
   def make(self, target: Target, length: Length) -> Drafting: ...
 

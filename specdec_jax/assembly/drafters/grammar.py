@@ -15,7 +15,7 @@ class GrammarDrafter:
   gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     return lengths.of(gamma=8 if self.gamma is None else self.gamma)
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:

@@ -20,7 +20,7 @@ class NoDrafter:
 
   length = lengths.Fixed(0)
 
-  def width(self, exact_bits: bool) -> lengths.Length:
+  def width(self, exact_bits: bool) -> lengths.LengthChoice:
     """What a target call has room for, beside the pending token; ValueError for
     a tree or a gamma that would not count, or without a gamma that does."""
     if not exact_bits:

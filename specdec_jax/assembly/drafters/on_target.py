@@ -31,7 +31,7 @@ class OnTarget(one_by_one.OneByOne):
   )
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     if self.lookup and self.tree is not None:
       raise ValueError('lookup copies chains, not trees: give one of them')
     return super().length

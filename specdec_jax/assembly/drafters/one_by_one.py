@@ -36,7 +36,7 @@ class OneByOne:
   tried: ClassVar[tuple[int, ...]] = (1, 3, 7)
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     if self.tree is not None and self.min_prob:
       raise ValueError('min_prob ends chains, not trees: give one of them')
     return lengths.of(gamma=self.gamma, tree=self.tree, tried=self.tried)

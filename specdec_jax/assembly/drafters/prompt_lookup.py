@@ -35,7 +35,7 @@ class PromptLookup:
       )
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     # Copying costs nothing, so that wide drafts are tried as well.
     return lengths.of(
       gamma=self.gamma,

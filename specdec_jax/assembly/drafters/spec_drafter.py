@@ -21,7 +21,7 @@ class SpecDrafter:
   gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     # A block costs one pass, whatever its length; scoring it costs a CPU more.
     return lengths.of(gamma=self.gamma, usual=25, tried=(2, 5, 11, 23))
 

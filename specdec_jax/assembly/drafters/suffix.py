@@ -25,7 +25,7 @@ class Suffix:
   )
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     return lengths.of(gamma=self.gamma, usual=8, tried=(3, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:

@@ -14,7 +14,7 @@ class Uniform:
   gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     return lengths.of(gamma=self.gamma)
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:

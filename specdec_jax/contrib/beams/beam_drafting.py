@@ -4,7 +4,7 @@ from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
 from specdec_jax.assembly.drafters.draft_model import DraftModel, networks
-from specdec_jax.assembly.lengths import Auto, Fixed
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.contrib.beams import beam_drafters as beams
 from specdec_jax.contrib.beams.beam_trie import BeamDrafter
 
@@ -14,12 +14,14 @@ _CHOICES = NoDrafter | PromptLookup | DraftModel
 def settled(decoder: Decoder, width: int | None) -> Decoder:
   """Returns a decoder with a fixed gamma. One that was not given is that of
   beams without drafts, unless drafts have a width."""
-  length = decoder.length
-  if not isinstance(length, Auto) or length.usual is None:
+  auto = decoder.auto
+  if auto is None or auto.usual is None:
     return decoder
   # Drafters that beams cannot use take their gamma here, and are refused later.
-  is_drafted = width is not None or not isinstance(decoder.choice, _CHOICES)
-  return decoder.at(length.usual if is_drafted else 0)
+  is_drafted = width is not None or not isinstance(
+    decoder.recipe.drafter, _CHOICES
+  )
+  return decoder.at(auto.usual if is_drafted else 0)
 
 
 def drafter(
@@ -28,15 +30,16 @@ def drafter(
   """Makes what drafts for K beams from the decoder's choice, if that is a draft
   model with levels of `width` nodes, None for 2 K. ValueError if the choice
   drafts no beams, or not so many."""
-  choice, length = decoder.choice, decoder.length
+  choice, length = decoder.recipe.drafter, decoder.recipe.length
   if not isinstance(choice, _CHOICES):
     raise ValueError(
       f'beam search takes no {type(choice).__name__}: leave it out, or take '
       'drafts of a model or of prompt_lookup'
     )
   # Depths of a trie are static, and all K beams are drafted at once.
-  if not isinstance(length, Fixed):
-    raise ValueError(f'drafts of beams take gamma as a number, not {length}')
+  if not isinstance(length, Fixed) or decoder.is_auto:
+    asked = decoder.auto or length
+    raise ValueError(f'drafts of beams take gamma as a number, not {asked}')
   if width is not None and not isinstance(choice, DraftModel):
     raise ValueError(f'draft_width {width} is not for {type(choice).__name__}')
   if width is not None and width < num_beams:
@@ -53,11 +56,11 @@ def drafter(
       min_ngram=choice.min_ngram,
     )
   config = models.read_config(choice.model)
-  network, _ = networks(choice.model, config, decoder.target_info)
+  network, _ = networks(choice.model, config, decoder.parts.target_info)
   return beams.of_model(
     network,
     gamma=length.gamma,
     width=2 * num_beams if width is None else width,
     eos_id=decoder.method.eos_id,
-    vocab_size=decoder.target_info.vocab_size,
+    vocab_size=decoder.parts.target_info.vocab_size,
   )

@@ -18,7 +18,7 @@ class BlockHeads:
   gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     """Reads the number of heads from the folder, where gamma does not say."""
     if isinstance(self.gamma, int):
       return lengths.of(gamma=self.gamma)

@@ -26,7 +26,7 @@ class NGram:
       raise ValueError('drafter ngram needs ngram_text, the file to count')
 
   @property
-  def length(self) -> lengths.Length:
+  def length(self) -> lengths.LengthChoice:
     return lengths.of(gamma=self.gamma)
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:

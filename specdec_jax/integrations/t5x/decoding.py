@@ -77,8 +77,10 @@ def decoder(
     )
     _check(made, drafter)
     own: Any = ()
-    if draft and made.drafting.config and draft_module is None:
-      own = jax.device_get(models.read_params(draft, made.drafting.config))
+    if draft and made.parts.drafting.config and draft_module is None:
+      own = jax.device_get(
+        models.read_params(draft, made.parts.drafting.config)
+      )
   # All other weights are given to `decode`.
   return dataclasses.replace(made, params=Params(target=(), drafter=own))
 
@@ -257,7 +259,10 @@ def _draft(
 def _check(decoder: Decoder, drafter: str) -> None:
   """Raises ValueError for choices that T5X's batches cannot have, or that
   change nothing."""
-  sampling, judge = decoder.sampling, decoder.rule.judge(decoder.sampling)
+  sampling, judge = (
+    decoder.sampling,
+    decoder.recipe.rule.judge(decoder.sampling),
+  )
   is_grammar = drafter == 'grammar' or sampling.regex
   if is_grammar or sampling.json_schema is not None:
     raise ValueError('grammars need a vocabulary, and T5X none')
@@ -270,9 +275,9 @@ def _check(decoder: Decoder, drafter: str) -> None:
 
 def _params(params: Weights, decoder: Decoder) -> Params:
   # The target's tree has the draft model's as one of its names.
-  params, made = dict(params), decoder.drafting
+  params, made = dict(params), decoder.parts.drafting
   own: Any = params.pop(DRAFT, {})
-  if isinstance(decoder.choice, DraftModel):
+  if isinstance(decoder.recipe.drafter, DraftModel):
     config: Any = made.config
     role = f"draft model at params['{DRAFT}']"
     own = t5_networks.params_of(own, config, role=role)

@@ -113,15 +113,18 @@ def load(
     verification=verification,
     options=options,
   )
-  drafting = made.drafting
+  parts = made.parts
+  drafting = parts.drafting
   if drafting.model and drafting.config and not own:
     own = models.read_params(drafting.model, drafting.config)
     own = jax.device_put(own, meshes.everywhere(meshes.of(model)))
   # Where the model's weights change, the drafter's own stay.
-  join = lambda target, _: made.drafting.join(target, own)
+  join = lambda target, _: parts.drafting.join(target, own)
   return dataclasses.replace(
     made,
-    drafting=dataclasses.replace(drafting, join=join),
+    parts=dataclasses.replace(
+      parts, drafting=dataclasses.replace(drafting, join=join)
+    ),
     params=Params(target=params, drafter=join(params, ())),
   )
 

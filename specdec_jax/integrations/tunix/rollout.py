@@ -103,7 +103,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     # Arrays cannot change: other weights are other arrays.
     self._read = _leaves(self._model)
     self._programs: dict[Any, Refill] = {}
-    is_auto = isinstance(self._decoder.choice.length, Auto)
+    is_auto = isinstance(self._decoder.recipe.drafter.length, Auto)
     self._turns = Turns() if is_auto else None
     # Of calls without a seed, the first one's.
     self._next_seed = _fresh_seed(self._mesh)
@@ -232,7 +232,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     drafter = self._decoder.params.drafter
     if not isinstance(drafter, Pool):
       # One that drafts with the policy's weights follows them too.
-      drafter = self._decoder.drafting.join(target, ())
+      drafter = self._decoder.parts.drafting.join(target, ())
     params = Params(target=target, drafter=drafter)
     decoder = dataclasses.replace(self._decoder, params=params)
     self._decoder = meshes.placed(decoder, self._mesh)

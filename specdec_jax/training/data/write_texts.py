@@ -194,7 +194,7 @@ def _compile(
   method = dataclasses.replace(
     decoder.method,
     target=target,
-    logits_to_probs=sampling.to_probs(decoder.target_info.vocab_size),
+    logits_to_probs=sampling.to_probs(decoder.parts.target_info.vocab_size),
   )
   layout = Layout(
     config=decoder.config,

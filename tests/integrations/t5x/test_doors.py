@@ -51,7 +51,7 @@ def decode_in_t5x(doors: Doors, case: Case) -> list[tuple[int, ...]]:
   [batch] = packing.pack(decoder, TEXTS, lengths)
   # The vocabulary is T5X's to know, where a network is padded beyond it.
   settings, num_ids = SETTINGS[case.settings], decoder.config.vocab_size
-  padding = range(decoder.target_info.vocab_size, num_ids)
+  padding = range(decoder.parts.target_info.vocab_size, num_ids)
   bindings = {'drafter': case.drafter, 'temperature': case.temperature}
   bindings |= fields_of(doors.folder, case) | settings
   bindings['suppress_tokens'] = [*settings.get('suppress_tokens', ()), *padding]
