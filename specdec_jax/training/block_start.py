@@ -35,12 +35,17 @@ def block_config(
   markov_head: str = 'vanilla',
   has_confidence: bool = True,
   is_causal: bool = False,
+  feature_norms: bool = True,
+  mask_token_id: int | None = None,
+  has_qk_norm: bool | None = None,
 ) -> BlockDrafterConfig:
   """Chooses sizes that fit a target, by default those of its own layers.
 
   Without `feature_layers`, all streams of the target are read, but at most
   five, evenly spaced. Behind an encoder, the drafter's layers read the source
   by the target's last layers, unless `cross_layers` names others, or none.
+  Speculators can read a drafter without `feature_norms`, with a `mask_token_id`
+  and with `has_qk_norm`, by default as the target.
   """
   config: Any = loading.read_config(
     loading.locate(target), dtype=jnp.dtype('float32')
@@ -66,7 +71,8 @@ def block_config(
     mlp_dim=mlp_dim or config.mlp_dim,
     block_size=block_size,
     feature_layers=tuple(feature_layers),
-    feature_norms=True,
+    feature_norms=feature_norms,
+    mask_token_id=mask_token_id,
     cross_layers=tuple(cross_layers),
     cross_num_heads=config.num_heads if cross_layers else 0,
     cross_head_dim=config.head_dim if cross_layers else 0,
@@ -74,7 +80,11 @@ def block_config(
     markov_head=markov_head,
     has_confidence=has_confidence,
     is_causal=is_causal,
-    has_qk_norm=getattr(config, 'has_qk_norm', False),
+    has_qk_norm=(
+      getattr(config, 'has_qk_norm', False)
+      if has_qk_norm is None
+      else has_qk_norm
+    ),
     mlp_activations=getattr(config, 'mlp_activations', ('silu', 'linear')),
   )
 
@@ -129,7 +139,8 @@ def begun(
   # A mask begins as a token that is nearly all tokens at once.
   spread = jnp.std(embedding)
   noise = jax.random.normal(mask_key, (config.embed_dim,))
-  params['mask_embedding'] = embedding.mean(0) + _SHARE * spread * noise
+  if config.mask_token_id is None:
+    params['mask_embedding'] = embedding.mean(0) + _SHARE * spread * noise
   if config.markov_rank:
     shape = config.embed_dim, config.markov_rank
     projection = jax.random.normal(project_key, shape)
@@ -160,7 +171,11 @@ def _from_last_layers(
   for i in range(config.num_layers):
     at = max(num_layers - config.num_layers + i, 0)
     theirs = decoder[f'layers_{at}']
-    attention = dict(theirs['self_attention'])
+    # Norms that the target's layers lack begin as drawn.
+    attention = {
+      name: theirs['self_attention'].get(name, drawn)
+      for name, drawn in params[f'layers_{i}']['attention'].items()
+    }
     kernel = attention['query']['kernel'] * query_scale
     attention['query'] = attention['query'] | {'kernel': kernel}
     begun[f'layers_{i}'] = {

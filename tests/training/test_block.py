@@ -11,7 +11,7 @@ import pytest
 
 from specdec_jax import drafters
 from specdec_jax.base import Params, Prompt
-from specdec_jax.checkpoints import safetensors_model
+from specdec_jax.checkpoints import huggingface, loading, safetensors_model
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
@@ -316,3 +316,24 @@ def test_it_learns_a_text_by_heart(tmp_path):
     losses.append(float(sums.nats / sums.weight))
   assert losses[-1] < 0.1 * losses[0]
   assert sums.means()['alpha_3'] > 0.8
+
+
+def test_a_drafter_that_speculators_reads_can_be_begun(tmp_path):
+  """With norms of queries and keys that the target lacks, and a token as the
+  mask."""
+  target_params = toy.llama_params(LLAMA, seed=1)
+  safetensors_model.save(tmp_path / 'target', LLAMA, target_params)
+  config = block_start.block_config(
+    target=str(tmp_path / 'target'),
+    feature_norms=False,
+    mask_token_id=3,
+    has_qk_norm=True,
+  )
+  params = block_start.begun(
+    config, jax.random.key(0), LLAMA, target_params, jnp.arange(V)
+  )
+  shapes = families.param_shapes(config)
+  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+  huggingface.save(tmp_path / 'theirs', config, params)
+  loaded, _ = loading.read(tmp_path / 'theirs')
+  assert loaded.mask_token_id == 3

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import safetensors_folder
 from specdec_jax.checkpoints.huggingface import (
   assistant,
+  block,
   eagle,
   gemma,
   gemma4,
@@ -57,6 +58,7 @@ _NETWORKS = {
   't5gemma': _Network(t5gemma),
   'assistant': _Network(assistant),
   'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
+  'block_drafter': _Network(block, block.from_file, block.to_file),
 }
 # Keys of config.json that do not affect the network's output: settings of
 # training, of generation and of the runtime, and facts about the files.
@@ -92,6 +94,8 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
 
 def _module_for(values: Settings) -> ModuleType:
   """Returns the module that reads the network of a config.json."""
+  if block.is_block_drafter(values):
+    return block
   if eagle.is_eagle(values):
     return eagle
   model_type = values.text('model_type')

@@ -69,6 +69,7 @@ _LLAMA_DEFAULTS = {
   'vocab_size': 32_000,
   'hidden_size': 4096,
   'intermediate_size': 11_008,
+  'num_hidden_layers': 32,
   'num_attention_heads': 32,
   'max_position_embeddings': 2048,
 }
@@ -79,7 +80,7 @@ _QWEN3_DEFAULTS = {
   'head_dim': 128,
   'max_position_embeddings': 32_768,
 }
-_DEFAULTS = {
+DEFAULTS = {
   'llama': _LLAMA_DEFAULTS,
   'qwen3': _LLAMA_DEFAULTS | _QWEN3_DEFAULTS,
 }
@@ -104,12 +105,12 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   # In the other formats `model_type` is the target's: the layer is a Llama's.
   stated_type = inner.text('model_type', None if is_nested else 'llama')
   model_type = stated_type if is_nested else 'llama'
-  if model_type not in _DEFAULTS:
-    inner.refuse('model_type', ' or '.join(_DEFAULTS))
+  if model_type not in DEFAULTS:
+    inner.refuse('model_type', ' or '.join(DEFAULTS))
   _check_supported(values, inner, model_type)
   folder = user_path(values.path).parent
   names = safetensors_folder.open_tensors(folder)
-  defaults = _DEFAULTS[model_type] if is_nested else {}
+  defaults = DEFAULTS[model_type] if is_nested else {}
   sizes = llama.counts(inner, {'max_position_embeddings': 2048} | defaults)
   return values.build(
     EagleConfig,

@@ -12,6 +12,7 @@ from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.files import settings
 from specdec_jax.files.settings import Json, Settings
 from specdec_jax.models import attention
+from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from specdec_jax.models.gemma.layers import GemmaConfig
@@ -99,7 +100,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
     has_attention_bias=model_type == 'qwen2',
     has_qk_norm=model_type in ('qwen3', _MOE),
     **(_experts(values) if model_type == _MOE else {}),
-    windows=_windows(values, model_type, num_layers, sizes['max_positions']),
+    windows=windows(values, model_type, num_layers, sizes['max_positions']),
     dtype=dtype,
   )
 
@@ -222,7 +223,7 @@ def rope_scaling(values: Settings) -> RopeScaling | None:
   )
 
 
-def _windows(
+def windows(
   values: Settings, model_type: str, num_layers: int, max_positions: int
 ) -> tuple[int, ...]:
   """Returns each layer's window; one as long as the context is left out."""
@@ -306,7 +307,7 @@ def config_json(config: LlamaConfig, dtype: str) -> Json:
     'torch_dtype': dtype,
     **sizes_json(config, config.num_layers),
     'tie_word_embeddings': config.is_tied,
-    **_windows_json(config, model_type),
+    **windows_json(config, model_type),
     **_experts_json(config),
   }
 
@@ -324,7 +325,9 @@ def _experts_json(config: LlamaConfig) -> Json:
   }
 
 
-def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
+def sizes_json(
+  config: LlamaConfig | EagleConfig | BlockDrafterConfig, num_layers: int
+) -> Json:
   """Returns the keys for `num_layers` layers of a Llama, or of its kin."""
   return {
     **counts_json(config, num_layers),
@@ -335,7 +338,9 @@ def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
 
 
 def counts_json(
-  config: LlamaConfig | EagleConfig | GemmaConfig | Gemma4Config,
+  config: (
+    LlamaConfig | EagleConfig | BlockDrafterConfig | GemmaConfig | Gemma4Config
+  ),
   num_layers: int,
 ) -> Json:
   """Reverses `counts`, and adds the other keys of every stack of layers."""
@@ -373,7 +378,9 @@ def _rope_scaling_json(scaling: RopeScaling | None) -> Json | None:
   return {'rope_type': 'llama3', **fields, key: original}
 
 
-def _windows_json(config: LlamaConfig, model_type: str) -> Json:
+def windows_json(
+  config: LlamaConfig | BlockDrafterConfig, model_type: str
+) -> Json:
   windows = attention.layer_windows(config)
   if not any(windows):
     return {}
