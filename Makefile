@@ -5,7 +5,7 @@
 # make figures    measures the speeds in README.md: 20 minutes, all cores idle
 # make test       tests each promise once
 # make test-slow  tests what takes long: variations, long runs, real models
-# make test-all   runs both
+# make test-all   runs both, and the core's tests without each extra
 # make check      checks lint, format and types
 # make modes      tests exactness with random keys of other kinds and 64 bits
 # make fuzz       feeds damaged files to every reader: INPUTS=1000000 SEED=0
@@ -100,7 +100,8 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 WORKERS := -n 3 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
 TESTS = $(BIN)/python -m pytest $(WORKERS) --quick \
-  -m 'not notebooks and not optimized and not campaign$(1)' && \
+  -m 'not notebooks and not optimized and not campaign and \
+  not without_extras$(1)' && \
   $(BIN)/python -m pytest $(WORKERS) -m 'optimized$(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done
@@ -111,6 +112,8 @@ test-slow: $(VENV)/dev.done
 
 test-all: $(VENV)/dev.done
 	$(call TESTS)
+	$(BIN)/python -m pytest $(WORKERS) --quick -m without_extras \
+	  tests/test_extras.py
 
 # Tests under settings that users may choose for a whole process.
 EXACTNESS := tests/verification/test_exactness_rules.py \
