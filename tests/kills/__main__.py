@@ -41,7 +41,8 @@ import jax
 from specdec_jax.cli import main
 from tests.files import door as doors
 from tests.files import server as servers
-from tests.kills.campaigns import COMMANDS, Campaign
+from tests.kills.campaign import Campaign
+from tests.kills.campaigns import COMMANDS
 from tests.kills.places import Bucket, Disk
 
 ALL, ONE = 'all', 'one'
