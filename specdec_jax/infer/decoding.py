@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from jax.sharding import Mesh
 
+from specdec_jax import lazy
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import packing, rules, running
 from specdec_jax.assembly.decoder import Decoder
@@ -12,7 +13,6 @@ from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import NAMES, Options, Sampling
-from specdec_jax.contrib.beams import beam_drafting
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -21,6 +21,7 @@ from specdec_jax.text import prompts
 # gives log-probabilities of the targets.
 SCORE, WITH_SCORES = 'score', 'predict_with_aux'
 MODES = ('predict', WITH_SCORES, SCORE)
+_BEAM_SEARCH = 'specdec_jax.contrib.beams.beam_search'
 _SIZES = (
   *('batch_size', 'refill_size', 'num_samples'),
   *('num_decodes', 'draft_width'),
@@ -84,6 +85,11 @@ class Decoding(Options):
         reason='is of beam search: give num_decodes as well',
       )
       return
+    if not lazy.is_installed(_BEAM_SEARCH):
+      raise ValueError(
+        f'num_decodes {self.num_decodes} is a beam search, of the extra '
+        'contrib/beams, whose folder is not in this installation'
+      )
     self.refuse(
       *('temperature', 'num_samples', 'make_rule', 'refill_size', 'exact_bits'),
       reason='changes nothing in a beam search, which draws nothing: leave out '
@@ -229,6 +235,8 @@ def outline(
     auto = dataclasses.replace(decoder.auto, gammas=gammas)
     decoder = dataclasses.replace(decoder, auto=auto)
   if decoding.num_decodes and mode != SCORE:
+    from specdec_jax.contrib.beams import beam_drafting
+
     decoder = beam_drafting.settled(decoder, decoding.draft_width)
     # Made first: it refuses contradictory options before anything is loaded.
     beam_drafting.drafter(decoder, decoding.num_decodes, decoding.draft_width)

@@ -6,16 +6,18 @@ A line has the texts of the example under `inputs`, the text under `prediction`
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec_jax.contrib.beams.beam_search import BeamOutput
 from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.scoring import ScoreOutput
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.marks import Counts
+
+if TYPE_CHECKING:
+  from specdec_jax.contrib.beams.beam_search import BeamOutput
 
 # Neighbouring rows can change the last bits of a log-probability, but not these
 # decimals: a restart writes the same bytes.
@@ -64,7 +66,7 @@ def of_samples(
 
 
 def of_beams(
-  row: Row, output: BeamOutput, layout: Layout, is_all: bool
+  row: Row, output: 'BeamOutput', layout: Layout, is_all: bool
 ) -> Record:
   """Returns the line of an example's beams, all of them, the best last, or the
   best alone. `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`,

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specdec_jax import lazy
 from specdec_jax.assembly import decode_many, models
 from specdec_jax.assembly.decoder import own_params
 from specdec_jax.base import Arrays, Params, Prompt
-from specdec_jax.contrib.beams import beam_drafting, speculative_beams
 from specdec_jax.decoding import exact_bits, scoring, speculative
 from specdec_jax.decoding.program import Program
 from specdec_jax.infer import examples, records
@@ -25,10 +25,6 @@ from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
-
-# T5X's brevity penalty.
-_ALPHA = 0.6
-
 
 # A compiled function of the weights, rows, and a count of how well the batch is
 # used; it yields the rows in any order, each with its output, which has
@@ -53,7 +49,10 @@ def of(job: Job) -> Strategy:
   # `num_decodes` 1 is a search with one beam: T5X's default, and not greedy.
   if job.is_scored:
     return _SCORING
-  return _LOOP if job.decoding.num_decodes is None else _BEAM_SEARCH
+  if job.decoding.num_decodes is None:
+    return _LOOP
+  # Beams are an extra, which this module does without.
+  return lazy.attribute('specdec_jax.infer.beams:BEAM_SEARCH')
 
 
 def _compile_loop(job: Job, params: Params) -> Decode:
@@ -88,37 +87,9 @@ def _compile_loop(job: Job, params: Params) -> Decode:
   )
 
 
-def _compile_beam_search(job: Job, params: Params) -> Decode:
-  alpha = job.decoding.alpha
-  generate = functools.partial(
-    speculative_beams.generate,
-    **_settings(job),
-    alpha=_ALPHA if alpha is None else alpha,
-    eos_id=job.decoder.method.eos_id,
-    vocab_size=job.decoder.parts.target_info.vocab_size,
-  )
-  pack = examples.packer(job.layout)
-  return _compile_whole(job, params, lambda rows: (pack(rows),), generate)
-
-
-def _settings(job: Job) -> dict[str, Any]:
-  """Returns the arguments that a beam search and its `init` share."""
-  # A dry run asks for the caches alone, and has no examples.
-  num_beams = job.decoding.num_decodes or 1
-  return {
-    'target': job.decoder.target,
-    'drafter': beam_drafting.drafter(
-      job.decoder, num_beams, job.decoding.draft_width
-    ),
-    'num_beams': num_beams,
-    'max_len': job.max_len,
-    'max_new_tokens': job.targets_length,
-  }
-
-
 def _compile_scoring(job: Job, params: Params) -> Decode:
   pack, layout = examples.packer(job.layout), job.layout
-  return _compile_whole(
+  return compile_whole(
     job,
     params,
     lambda rows: (pack(rows), *examples.pack_targets(rows, layout)),
@@ -126,7 +97,7 @@ def _compile_scoring(job: Job, params: Params) -> Decode:
   )
 
 
-def _compile_whole(
+def compile_whole(
   job: Job,
   params: Params,
   pack: Callable[[Sequence[Row | None]], tuple[Arrays, ...]],
@@ -166,15 +137,6 @@ _LOOP = Strategy(
   compile=_compile_loop,
   record=lambda row, outputs, job: records.of_samples(
     row, outputs, job.layout, with_scores=job.mode == WITH_SCORES
-  ),
-)
-_BEAM_SEARCH = Strategy(
-  init=lambda params, prompt, job: speculative_beams.init(
-    params, prompt, **_settings(job)
-  ),
-  compile=_compile_beam_search,
-  record=lambda row, outputs, job: records.of_beams(
-    row, outputs[0], job.layout, job.decoding.return_all_decodes
   ),
 )
 _SCORING = Strategy(

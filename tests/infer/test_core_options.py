@@ -9,6 +9,8 @@ pytest.importorskip('jinja2')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
+from specdec_jax import lazy
+from specdec_jax.infer import decoding
 from tests.checkpoints import tiny_t5
 from tests.cli import tiny
 from tests.cli.test_chat_template_doors import (  # noqa: F401
@@ -39,6 +41,12 @@ def test_the_self_test_comes_before_the_first_example(
     Decoding__exact_bits=True,
   )
   self_test_fails(*command)
+
+
+def test_beams_need_their_extra(monkeypatch):
+  monkeypatch.setattr(lazy, 'is_installed', lambda module: False)
+  with pytest.raises(ValueError, match='of the extra contrib/beams, whose'):
+    decoding.Decoding(num_decodes=2)
 
 
 def test_a_dry_run_counts_the_bytes(capfd, tmp_path):
