@@ -108,8 +108,8 @@ setup(
     # For specdec_jax.integrations.tunix.
     'tunix': [*_MODELS, 'google-tunix>=0.1.7'],
     'gcs': _GCS,
-    # Parses regular expressions.
-    'grammar': ['outlines-core>=0.2.11,<0.3'],
+    # Says which tokens a grammar allows.
+    'grammar': ['llguidance>=1.9,<2'],
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,
     'docs': [
@@ -121,9 +121,7 @@ setup(
     ],
     'dev': [
       *_NOTEBOOKS,
-      'outlines-core>=0.2.11,<0.3',
-      # What grammars are compared with, in tests alone.
-      'llguidance>=1.9',
+      'llguidance>=1.9,<2',
       *_EXPERIMENTS,
       *_BUCKETS,
       'build>=1.2',

@@ -88,21 +88,18 @@ class Processors:
 
 @value
 class Grammar:
-  """The texts each row may have, as a finite automaton over tokens.
+  """The texts each row may have, as grammars that the host knows.
 
   Attributes:
-    classes: uint16 `[B, V]`, each token's class; a class shares transitions.
-    next: uint16 `[B, S, C]`: the state after a state and a token's class, 0 if
-      that class is not allowed. State 0 allows every token and leads to itself.
-    guesses: int32 `[B, S]`: the one allowed token, or the likeliest one where
-      a single text is allowed; -1 elsewhere.
-    states: int32 `[B]`, the state after the committed text.
+    numbers: int32 `[B]`, the rows' grammars; 0 allows any text.
+    read: what reads them, static: a `text.grammars.Reader`, or anything that is
+      called so. Its vocabulary is the target's, V.
   """
 
-  classes: Array
-  next: Array
-  guesses: Array
-  states: Array
+  numbers: Array
+  read: Callable[..., tuple[Any, ...]] = dataclasses.field(
+    metadata={'static': True}
+  )
 
 
 @value
@@ -143,8 +140,9 @@ class Context:
     lengths: int32 `[B]`.
     sampling: the prompt's, for target and drafter alike.
     processors: the prompt's, likewise.
-    starts: int32 `[B]`, the prompts' lengths; None without processors.
-    grammar: the prompt's, in the states after the committed tokens.
+    starts: int32 `[B]`, the prompts' lengths; None without processors and
+      grammar.
+    grammar: the prompt's.
   """
 
   tokens: Array

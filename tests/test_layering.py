@@ -73,7 +73,7 @@ RESTRICTED = {
   'safetensors': ({'checkpoints'}, True),
   'tensorstore': ({'checkpoints'}, True),
   'sentencepiece': ({'text'}, True),
-  'outlines_core': ({'text'}, True),
+  'llguidance': ({'text'}, True),
   'huggingface_hub': ({'checkpoints'}, True),
   'tokenizers': ({'text', 'checkpoints'}, True),
   'rich': ({'cli', 'launch', 'trace', 'infer'}, True),

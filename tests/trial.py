@@ -13,7 +13,6 @@ from specdec_jax import lazy
 from specdec_jax.base import (
   Context,
   Drafter,
-  Grammar,
   LanguageModel,
   Params,
   Processors,
@@ -23,7 +22,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.sampling import logits, processors
-from tests import goodness_of_fit, toy
+from tests import goodness_of_fit, toy, toy_grammar
 from tests.proof_report import record
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Trial(NamedTuple):
     forward: the target's logits `[N, T, V]` of ids `[N, T]`, from its params,
       for the exact distribution; None asks the target itself.
     processors: of each prompt, what changes logits by the text before them.
-    grammar: of each prompt, likewise.
+    grammars: of each prompt, likewise, as `toy_grammar.of_rows` takes them.
   """
 
   target: LanguageModel
@@ -67,7 +66,7 @@ class Trial(NamedTuple):
   is_nan_after_eos: bool = False
   forward: Callable[..., np.ndarray] | None = None
   processors: Processors | None = None
-  grammar: Grammar | None = None
+  grammars: tuple[str | None, ...] | None = None
 
 
 class Result(NamedTuple):
@@ -121,7 +120,9 @@ def run(
   once = toy.prompt(
     trial.prompts, max_lengths=limits, encoder_rows=trial.encoder_rows
   )
-  once = once.replace(processors=trial.processors, grammar=trial.grammar)
+  once = once.replace(processors=trial.processors)
+  if trial.grammars is not None:
+    once = once.replace(grammar=toy_grammar.of_rows(*trial.grammars))
   prompts = jax.tree.map(lambda x: np.asarray(x)[which], once)
   for start in range(0, num_decodes, batch_size):
     row_ids = np.arange(start, start + batch_size, dtype=np.int32)
@@ -205,7 +206,7 @@ def _teacher(trial: Trial, i: int) -> Callable[..., np.ndarray]:
     id(trial.target.extend),
     id(params),
     id(trial.processors),
-    id(trial.grammar),
+    trial.grammars,
     trial.prompts[i],
     *settings.values(),
   )
@@ -226,8 +227,8 @@ def _process(
   trial: Trial, i: int, fed: np.ndarray, logits: np.ndarray
 ) -> np.ndarray:
   """Logits `[N, T, V]` of prompt i, processed as by plain decoding."""
-  if trial.grammar is not None:
-    return _within(trial.grammar, i, len(trial.prompts[i]), fed, logits)
+  if trial.grammars is not None:
+    return _within(trial.grammars[i], len(trial.prompts[i]), fed, logits)
   if trial.processors is None:
     return logits
   rows = jax.tree.map(lambda x: x[np.full(len(fed), i)], trial.processors)
@@ -252,17 +253,13 @@ _EXACT: dict[tuple, tuple] = {}
 
 
 def _within(
-  grammar: Grammar, i: int, start: int, fed: np.ndarray, logits: np.ndarray
+  grammar: str | None, start: int, fed: np.ndarray, logits: np.ndarray
 ) -> np.ndarray:
-  """The same of prompt i's grammar, whose tables are read word by word."""
-  next_of, classes = np.asarray(grammar.next[i]), np.asarray(grammar.classes[i])
+  """The same of a grammar, each text of which is read from its start."""
   logits = np.array(logits)
   for row, tokens in enumerate(fed):
-    state = int(grammar.states[i])
     for position in range(start - 1, logits.shape[1]):
-      if position >= start:
-        state = next_of[state, classes[tokens[position]]]
-      for token, which in enumerate(classes):
-        if state != 0 and next_of[state, which] == 0:
-          logits[row, position, token] = -np.inf
+      text = tuple(tokens[start : position + 1].tolist())
+      may_come = toy_grammar.may_come(grammar, text)
+      logits[row, position, ~may_come] = -np.inf
   return logits

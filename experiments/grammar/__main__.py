@@ -6,7 +6,6 @@ Tokens per target run are exact figures; times are medians.
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import json
@@ -18,20 +17,18 @@ from typing import Any
 
 import jax
 import jsonschema
-import numpy as np
 
 import specdec_jax
 from experiments import common, report
 from experiments.report import Cells, Table
 from experiments.suite import examples
-from specdec_jax.assembly import completions, constraints, packing, running
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.completions import Completion
-from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.measure import stopwatch
 
 MODULE = 'experiments.grammar'
 GAMMA, BATCH = 8, 10
-DRAFTERS = 'grammar', 'prompt_lookup'
+DRAFTERS = 'none', 'grammar', 'prompt_lookup'
 TASK = 'Write down as JSON what is said of this person. {}'
 PEOPLE = [
   f'{name} is {age} years old, works as {job} in {city} and {owns} a car.'
@@ -48,11 +45,12 @@ PERSON = {
   'type': 'object',
   'properties': {
     'full_name': _SHORT,
-    'age_in_years': {'type': 'string', 'pattern': '[0-9]{1,3}'},
+    'age_in_years': {'type': 'string', 'pattern': '^[0-9]{1,3}$'},
     'occupation': _SHORT,
     'city_of_work': _SHORT,
     'has_a_car': {'type': 'boolean'},
   },
+  'additionalProperties': False,
 }
 PERSON['required'] = [*PERSON['properties']]
 FIELDS = (  # noqa: SIM905
@@ -73,6 +71,7 @@ _KINDS = (
 WIDE = {
   'type': 'object',
   'properties': dict(zip(FIELDS, itertools.cycle(_KINDS), strict=False)),
+  'additionalProperties': False,
 }
 # A record of fixed words around a translation.
 RECORD = (
@@ -80,46 +79,19 @@ RECORD = (
   r'"Beschreibung":"[A-Za-zäöüÄÖÜß ,.-]{1,80}"\}'
 )
 
-_NOTE = (
-  f'Float32, gamma {GAMMA}. Without forced drafts the same program gets tables '
-  'without guesses; `grammar` then drafts nothing.'
-)
-
-
-def decoded(
-  decoder: Decoder,
-  texts: Sequence[str],
-  settings: running.DecodeSettings,
-  *,
-  has_guesses: bool,
-) -> list[Completion]:
-  """Completions, with the grammar's guesses or without any; one program."""
-  found: list[Completion] = []
-  for batch in packing.pack(decoder, texts, settings):
-    grammar = batch.prompt.grammar
-    if not has_guesses and grammar is not None:
-      grammar = grammar.replace(guesses=np.full_like(grammar.guesses, -1))
-    prompt = dataclasses.replace(batch.prompt, grammar=grammar)
-    batch = dataclasses.replace(batch, prompt=prompt)
-    decoder = running.decoder_for(decoder, batch)
-    output = running.compile_decode(decoder, batch, settings)(batch, ())
-    output = jax.device_get(output)
-    rows = range(len(batch.texts))
-    found += [completions.of_row(decoder, batch, output, row) for row in rows]
-  return found
+_NOTE = f'Float32, gamma {GAMMA}.'
 
 
 def rows_of(model: str, texts: Sequence[str], **how: Any) -> list[Cells]:
-  """Tokens per target run by drafter, with guesses and without."""
+  """Tokens per target run by drafter."""
   made = []
-  for name, has_guesses in itertools.product(DRAFTERS, (False, True)):
-    decoder = specdec_jax.load(model, drafter=name, gamma=GAMMA)
-    settings = running.DecodeSettings(batch_size=BATCH, **how)
-    done = decoded(decoder, texts, settings, has_guesses=has_guesses)
+  for name in DRAFTERS:
+    gamma = {} if name == 'none' else {'gamma': GAMMA}
+    decoder = specdec_jax.load(model, drafter=name, **gamma)
+    done = [*specdec_jax.generate(decoder, [*texts], batch_size=BATCH, **how)]
     total = lambda key, done=done: sum(each.statistics[key] for each in done)
     cells: Cells = {
-      'drafter': name if has_guesses or name != 'grammar' else 'none',
-      'forced drafts': 'yes' if has_guesses else 'no',
+      'drafter': name,
       'outputs': len(done),
       'tokens': total('tokens'),
       'target runs': total('target_runs'),
@@ -170,7 +142,7 @@ def record() -> Table:
 
 
 def costs(max_new_tokens: int, repeats: int) -> Table:
-  """Sizes of tables, and the time of a target run with a mask and without."""
+  """The time of a target run with masks and without."""
   rows = []
   timed, runs = {}, {}
   schemas = {'none': {}, '5 fields': PERSON, '30 fields': WIDE}
@@ -195,29 +167,15 @@ def costs(max_new_tokens: int, repeats: int) -> Table:
     cells: Cells = {
       'drafter': key[0],
       'schema': key[1],
-      'states': '',
-      'classes': '',
-      'MiB': '',
       'target runs': num_runs,
       'ms per run': f'{seconds * 1e3:.2f}',
     }
-    if schemas[key[1]]:
-      way = constraints.Constraint(json_schema=schemas[key[1]])
-      made = constraints.compiled(way, decoder.vocabulary)
-      padded = constraints.of_rows([made], [0], num_rows=1, num_logits=49_152)
-      size = sum(x.nbytes for x in jax.tree.leaves(padded))
-      cells |= {
-        'states': made.next.shape[0],
-        'classes': made.next.shape[1],
-        'MiB': f'{size / 2**20:.2f}',
-      }
     rows.append(cells)
   return Table(
     rows=rows,
     notes=[
-      f'SmolLM2-135M, float32, greedy, one row, V = 49,152, gamma {GAMMA}; MiB '
-      f'are of the padded arrays of a row. Whole decodes with their prefills, '
-      f'medians of {repeats} turns.'
+      f'SmolLM2-135M, float32, greedy, one row, V = 49,152, gamma {GAMMA}. '
+      f'Whole decodes with their prefills, medians of {repeats} turns.'
     ],
   )
 

@@ -253,8 +253,8 @@ class Decoder:
     drafting = self.parts.drafting
     sides = {'target': self.model, 'drafter': drafting.model}
     stated: list[object] = [self.config, drafting.config, self.sampling]
-    if (schema := self.sampling.json_schema) is not None:
-      stated.append(constraints.schema_text(schema))
+    if (grammar := constraints.stated_text(self.sampling)) is not None:
+      stated.append(grammar)
     texts = {
       'sizes and sampling': repr([*stated, self.parts.target_info.eos_id]),
       'the vocabulary': repr(self.vocabulary.tokens()),

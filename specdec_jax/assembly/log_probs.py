@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax import arrays
 from specdec_jax.assembly import running, sampling
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.base import Array, Arrays, Context, Params, Prompt
+from specdec_jax.base import Array, Arrays, Context, Draft, Params, Prompt
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.models import families
@@ -101,7 +101,7 @@ def _scorer(
     scored = Scored(nothing, tops.astype(jnp.int32), tops)
 
     def score_block(i: Array, carry: Arrays) -> Arrays:
-      cache, found, grammar = carry
+      cache, found = carry
       # With a prompt [5], new tokens [6, 7, 8] and blocks of 2: reading [5, 6]
       # scores [6, 7], then reading [7, 8] scores [8] and a position beyond the
       # end, which is dropped.
@@ -114,9 +114,22 @@ def _scorer(
         sampling=prompt.sampling,
         processors=prompt.processors,
         starts=starts,
-        grammar=grammar,
+        grammar=prompt.grammar,
       )
       processed = processors.after_drafts(made, context, block[:, 1:])
+      _, masks = grammars.read(
+        context,
+        Draft(
+          tokens=block[:, 1:-1],
+          probs=None,
+          lengths=jnp.full_like(first, _WIDTH - 1),
+        ),
+        first >= lengths,
+        tree=None,
+        completes=False,
+        vocab_size=made.shape[2],
+      )
+      processed = grammars.masked(processed, masks)
       both = (
         rule_out(jax.nn.log_softmax(made)),
         jnp.log(to_probs(processed, prompt.sampling)),
@@ -131,14 +144,11 @@ def _scorer(
         start_index=i * _WIDTH,
         axis=1,
       )
-      grammar = grammars.followed_by(
-        grammar, block[:, 1:], jnp.full_like(starts, _WIDTH)
-      )
-      return cache, jax.tree.map(put, found, new), grammar
+      return cache, jax.tree.map(put, found, new)
 
     cache = target.init(params, prompt, room)
     count = -(-jnp.max(lengths - starts) // _WIDTH)
-    begin = cache, (scored, scored), prompt.grammar
+    begin = cache, (scored, scored)
     return jax.lax.fori_loop(0, count, score_block, begin)[1]
 
   return jax.jit(score)

@@ -262,19 +262,21 @@ def packer(
   ImportError without the package that compiles grammars.
   """
   table = _table([*samplings, Processing()], eos_ids, vocab_size)
-  automata = [constraints.compiled(each, vocabulary) for each in samplings]
+  num_logits = num_logits or vocab_size
+  numbers = [constraints.number(x, vocabulary, num_logits) for x in samplings]
 
   def pack(which: Sequence[int], prompt: base.Prompt) -> base.Prompt:
     num_rows = prompt.decoder_lengths.shape[0]
-    grammar = constraints.of_rows(
-      automata, which, num_rows, num_logits or vocab_size
-    )
-    prompt = dataclasses.replace(prompt, grammar=grammar)
+    if any(numbers):
+      # All batches of a program have a grammar, or none has.
+      of_rows = [numbers[i] for i in which]
+      grammar = constraints.of_rows(of_rows, num_rows, vocabulary, num_logits)
+      prompt = dataclasses.replace(prompt, grammar=grammar)
     if table is None:
       return prompt
     index = np.array([*which, *[-1] * (num_rows - len(which))])
-    of_rows = jax.tree.map(lambda values: values[index], table)
-    return dataclasses.replace(prompt, processors=_placed(of_rows, prompt))
+    rows = jax.tree.map(lambda values: values[index], table)
+    return dataclasses.replace(prompt, processors=_placed(rows, prompt))
 
   return pack
 

@@ -10,7 +10,7 @@ from specdec_jax.base import Array, Params
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
-from specdec_jax.sampling import distributions, keys, processors
+from specdec_jax.sampling import distributions, grammars, keys, processors
 from specdec_jax.verification.decision import split_by_purpose
 
 
@@ -59,7 +59,11 @@ def run(params: Params, state: DecodeState, *, method: Method) -> DecodeState:
     )
     _, verify_keys = keys.iteration_keys(state.row_keys, lengths)
     _, next_keys = split_by_purpose(verify_keys)
+    masks = grammars.after_text(
+      state.context, state.done, vocab_size=target.vocab_size
+    )
     processed = processors.after_drafts(logits, state.context)
+    processed = grammars.masked(processed, masks)
     probs = method.logits_to_probs(processed, state.context.sampling)[:, 0]
     tokens = distributions.sample(next_keys, probs)
     state, counts = state_lib.commit(

@@ -130,11 +130,20 @@ def step(
   tree, starts = method.drafter.tree, state.context.lengths
   vocab_size = method.target.vocab_size
   draft, state = propose(params, state, method.drafter, vocab_size=vocab_size)
+  draft, masks = grammars.read(
+    state.context,
+    draft,
+    state.done,
+    tree=tree,
+    completes=method.drafter.takes_guesses,
+    vocab_size=vocab_size,
+  )
   with jax.named_scope('verify'):
     scored = target_call.score(params.target, state, draft, method)
     logits, cache, is_short = scored
     context, drafted = state.context, draft.tokens
     processed = processors.after_drafts(logits, context, drafted, tree=tree)
+    processed = grammars.masked(processed, masks)
     logits = processors.checked(logits, processed, method.num_ids)
     target_probs = method.logits_to_probs(processed, context.sampling)
     verify_keys = tree_drafts.verify_keys(tree, state.row_keys, starts)
@@ -187,8 +196,6 @@ def propose(
     _check_shapes(draft, drafter, vocab_size)
     is_tree = drafter.tree is not None
     draft = decision.proposed(draft, vocab_size, is_tree=is_tree)
-    if drafter.takes_guesses:
-      draft = grammars.guided(draft, context.grammar, drafter.tree)
   lengths = jnp.where(state.done, 0, draft.lengths)  # invariant 9
   draft = dataclasses.replace(draft, lengths=lengths)
   return draft, dataclasses.replace(state, drafter_state=drafter_state)

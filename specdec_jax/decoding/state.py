@@ -13,7 +13,7 @@ from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context, Draft, Prompt, Verification
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.statistics import Statistics
-from specdec_jax.sampling import grammars, keys
+from specdec_jax.sampling import keys
 
 EosId = int | tuple[int, ...]
 
@@ -72,8 +72,6 @@ def checked(prompt: Prompt, max_len: int) -> Prompt:
     )
 
   def narrow(array: Array) -> Array:
-    if array.dtype == jnp.uint16:  # Of a grammar.
-      return jnp.asarray(array)
     is_float = jnp.issubdtype(jnp.result_type(array), jnp.floating)
     return jnp.asarray(array, jnp.float32 if is_float else jnp.int32)
 
@@ -94,13 +92,14 @@ def init(
   batch_size, prompt_len = prompt.decoder_tokens.shape
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   lengths, max_lengths = prompt.decoder_lengths, limits(prompt, max_len)
+  is_plain = prompt.processors is None and prompt.grammar is None
   return DecodeState(
     context=Context(
       tokens=tokens,
       lengths=lengths,
       sampling=prompt.sampling,
       processors=prompt.processors,
-      starts=None if prompt.processors is None else lengths,
+      starts=None if is_plain else lengths,
       grammar=prompt.grammar,
     ),
     log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
@@ -178,7 +177,6 @@ def commit(
       state.context,
       tokens=write(state.context.tokens, tokens),
       lengths=new_lengths,
-      grammar=grammars.followed_by(state.context.grammar, tokens, counts),
     ),
     log_probs=write(state.log_probs, log_probs),
     done=state.done | has_nan | has_ended | (new_lengths >= state.max_lengths),

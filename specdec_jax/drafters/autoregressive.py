@@ -80,9 +80,12 @@ def autoregressive(
     cache: Arrays,
     *target: Arrays,
   ) -> tuple[Draft, Arrays]:
-    # A grammar completes what a draft vocabulary lacks the tokens for.
-    is_own = token_ids is None or context.grammar is None
-    reading = chain if is_own else as_chain(model, num_unread=gamma + 1)
+    # The model has not read what a grammar put in the place of its draft.
+    reading = (
+      chain
+      if context.grammar is None
+      else as_chain(model, num_unread=gamma + 1)
+    )
     logits, left, cache = reading.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
     text = processors.text_of(context)
@@ -90,7 +93,7 @@ def autoregressive(
     def draw(logits, text, row_keys):
       ids = token_ids
       if ids is not None and text is not None:
-        logits, ids = _of_all_ids(logits, ids, text.grammar), None
+        logits, ids = _of_all_ids(logits, ids), None
       logits = processors.after_text(logits, text)
       probs = logits_to_probs(logits, context.sampling)
       if not is_argmax:
@@ -126,14 +129,10 @@ def autoregressive(
   )
 
 
-def _of_all_ids(
-  logits: Array, token_ids: np.ndarray, grammar: base.Grammar | None
-) -> Array:
-  """Scatters logits `[B, N]` of some ids among all ids up to the largest, or
-  all that the grammar knows."""
+def _of_all_ids(logits: Array, token_ids: np.ndarray) -> Array:
+  """Scatters logits `[B, N]` of some ids among all ids up to the largest."""
   # ids [0, 3] -> [a, -inf, -inf, b]
-  size = grammar.classes.shape[1] if grammar else int(token_ids.max()) + 1
-  shape = logits.shape[0], size
+  shape = logits.shape[0], int(token_ids.max()) + 1
   return jnp.full(shape, -jnp.inf).at[:, jnp.asarray(token_ids)].set(logits)
 
 

@@ -72,5 +72,5 @@ def _logits_after(
   last = arrays.read_block(state.context.tokens, lengths - 1, 1)
   cache = target.rewind(state.target_cache, lengths - 1)
   logits, _ = target.extend(params.target, last, cache)
-  text = dataclasses.replace(state.context, lengths=lengths, grammar=None)
+  text = dataclasses.replace(state.context, lengths=lengths)
   return processors.after_text(logits[:, 0], text)

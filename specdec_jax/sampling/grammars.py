@@ -1,104 +1,153 @@
-"""Logits of texts that must match a grammar, and what it lets a drafter know.
+"""Masks of the tokens that rows' grammars allow, which the host makes.
 
-A grammar is a deterministic automaton over the vocabulary's tokens (Willard and
-Louf, arXiv 2307.09702), made by `text.grammars`. In a block each position has
-the state of the committed text and the drafts before it, in a tree of those
-above it; what may not follow is ruled out, as plain decoding would.
+Once an iteration, after the draft and before the target's call, the compiled
+program calls `Grammar.read` for the masks of all positions of the draft. They
+are applied to the target's logits; drafters know nothing of a grammar, and what
+they draft against it has p = 0.
 """
 
-import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 
-from specdec_jax import arrays
-from specdec_jax.base import Array, Draft, Grammar, Tree
+from specdec_jax import trees
+from specdec_jax.base import Array, Context, Draft, Tree
 
-
-def after_drafts(
-  logits: Array, grammar: Grammar | None, drafted: Array, depths: Array
-) -> Array:
-  """Masks logits `[B, T, V]` of tokens that the grammar does not allow after
-  the context and the first `depths[t]` of int32 `[B, T, D]` drafted tokens."""
-  if grammar is None:
-    return logits
-  return _masked(logits, grammar, _behind(grammar, drafted, depths[None]))
+# JAX copies larger arguments of a callback by a thread of the CPU, of which the
+# program that waits for the callback may occupy all.
+_MOST_BYTES = 2**15
 
 
-def _masked(logits: Array, grammar: Grammar, states: Array) -> Array:
-  """Logits `[B, T, V]` of what follows states int32 `[B, T]`."""
-  # After a forbidden draft nothing counts: all is allowed.
-  may_come = (arrays.take(grammar.next, states) != 0) | (states == 0)[..., None]
-  classes = grammar.classes[:, None, :].astype(jnp.int32)
-  return jnp.where(
-    jnp.take_along_axis(may_come, classes, axis=2, mode='clip'),
-    logits,
-    -jnp.inf,
-  )
+def read(
+  context: Context,
+  draft: Draft,
+  done: Array,
+  *,
+  tree: Tree | None,
+  completes: bool,
+  vocab_size: int,
+) -> tuple[Draft, Array | None]:
+  """Reads a draft by the rows' grammars.
 
+  Where a grammar leaves a chain no choice, the draft has the grammar's tokens.
+  Whether it has one at position i depends on what was drafted before, but never
+  on token i if the draft has probabilities, as q would ignore that.
 
-def followed_by(
-  grammar: Grammar | None, tokens: Array, counts: Array
-) -> Grammar | None:
-  """The grammar behind `counts[b]` of the tokens int32 `[B, W]` of each row."""
-  if grammar is None:
-    return None
-  states = _behind(grammar, tokens[:, None], counts[:, None])
-  return dataclasses.replace(grammar, states=states[:, 0])
+  Args:
+    context: the committed text.
+    draft: what follows it.
+    done: bool `[B]`, rows whose masks do not matter.
+    tree: the draft's shape, which is then left as it is; None for a chain.
+    completes: whether the grammars' tokens are drafted.
+    vocab_size: V.
 
-
-def guided(draft: Draft, grammar: Grammar | None, tree: Tree | None) -> Draft:
-  """Extends a chain by the grammar's guesses where its drafter has nothing to
-  say, or copies what may not come.
-
-  Where one token alone may come, p is one-hot and the guess is accepted.
-  Whether position i is a guess depends on drafted tokens before it, but never
-  on token i if the draft has probabilities: q would ignore it.
-
-  Without a grammar, and for trees, the draft stays as it is: a drafter of
-  masked probabilities finds a lone token anyway.
+  Returns:
+    The draft, and masks for `masked`, int32 `[B, G + 1, W]`; None without a
+    grammar.
   """
-  if grammar is None or tree is not None or not draft.tokens.shape[1]:
-    return draft
-  states, is_own = grammar.states, jnp.ones_like(grammar.states, jnp.bool_)
-  lengths, is_drafted = jnp.zeros_like(states), is_own
-  tokens, guessed = [], []
-  for i in range(draft.tokens.shape[1]):
-    token = draft.tokens[:, i]
-    is_own = is_own & (i < draft.lengths)
-    if draft.probs is None:
-      is_own = is_own & ((_step(grammar, states, token) != 0) | (states == 0))
-    guess = arrays.pick(grammar.guesses, states)
-    token = jnp.where(is_own, token, jnp.maximum(guess, 0))
-    is_drafted = is_drafted & (is_own | (guess >= 0))
-    lengths = lengths + is_drafted.astype(jnp.int32)
-    states = _step(grammar, states, token)
-    tokens.append(token)
-    guessed.append(~is_own)
+  grammar = context.grammar
+  if grammar is None:
+    return draft, None
+  assert context.starts is not None
+  num_rows, gamma = draft.tokens.shape
+  shape_of = jax.ShapeDtypeStruct
+  shapes = (
+    shape_of((num_rows, gamma + 1, -(-vocab_size // 32)), jnp.int32),
+    shape_of((num_rows, gamma), jnp.int32),
+    shape_of((num_rows,), jnp.int32),
+    shape_of((num_rows, gamma), jnp.bool_),
+  )
+  host = functools.partial(
+    grammar.read,
+    paths=None if tree is None else trees.leaf_paths(tree),
+    completes=completes,
+    is_certain=draft.probs is None,
+  )
+  masks, tokens, lengths, is_forced = _on_hosts(
+    host,
+    shapes,
+    jnp.where(done, 0, grammar.numbers),
+    context.starts,
+    context.lengths,
+    context.tokens,
+    draft.tokens,
+    draft.lengths,
+  )
   probs = draft.probs
-  chain = jnp.stack(tokens, axis=1)
-  if probs is not None:
-    one_hot = jax.nn.one_hot(chain, probs.shape[-1], dtype=probs.dtype)
-    probs = jnp.where(jnp.stack(guessed, axis=1)[..., None], one_hot, probs)
-  return Draft(tokens=chain, probs=probs, lengths=lengths)
+  if probs is not None and completes and tree is None:
+    one_hot = jax.nn.one_hot(tokens, vocab_size, dtype=probs.dtype)
+    probs = jnp.where(is_forced[..., None], one_hot, probs)
+  return Draft(tokens=tokens, probs=probs, lengths=lengths), masks
 
 
-def _behind(grammar: Grammar, tokens: Array, counts: Array) -> Array:
-  """Finds the states int32 `[B, T]` behind the first `counts`, int32 `[B or 1,
-  T]`, of tokens int32 `[B, T, D]`."""
-  states = jnp.broadcast_to(grammar.states[:, None], tokens.shape[:2])
-  for i in range(tokens.shape[2]):
-    behind = _step(grammar, states, tokens[:, :, i])
-    states = jnp.where(i < counts, behind, states)
-  return states
+def after_text(
+  context: Context, done: Array, *, vocab_size: int
+) -> Array | None:
+  """Masks of what follows a text, int32 `[B, 1, W]`; see `read`."""
+  nothing = jnp.zeros_like(context.lengths)
+  empty = Draft(tokens=nothing[:, None][:, :0], probs=None, lengths=nothing)
+  return read(
+    context, empty, done, tree=None, completes=False, vocab_size=vocab_size
+  )[1]
 
 
-def _step(grammar: Grammar, states: Array, tokens: Array) -> Array:
-  """The states behind tokens, int32 `[B]` or `[B, N]`."""
-  num_rows, _, num_classes = grammar.next.shape
-  find = lambda table, places: jnp.take_along_axis(
-    table, places.reshape(num_rows, -1), axis=1, mode='clip'
-  ).astype(jnp.int32)
-  classes = find(grammar.classes, tokens).reshape(states.shape)
-  places = states * num_classes + classes
-  return find(grammar.next.reshape(num_rows, -1), places).reshape(states.shape)
+def masked(logits: Array, masks: Array | None) -> Array:
+  """Logits `[B, T, V]`, -inf where the bit of a token in `masks[B, T, W]`, 32
+  tokens a word and the first lowest, is 0."""
+  if masks is None:
+    return logits
+  bits = jnp.arange(32, dtype=masks.dtype).reshape(1, 1, 1, 32)
+  may_come = (masks[..., None] >> bits) & 1
+  may_come = may_come.reshape(*masks.shape[:2], -1)[..., : logits.shape[2]]
+  return jnp.where(may_come == 1, logits, -jnp.inf)
+
+
+def _on_hosts(
+  host: Callable[..., Any], shapes: Any, *arrays: Array
+) -> tuple[Array, ...]:
+  """Calls a function of arrays with rows first; on a mesh each process calls it
+  with the rows of its own devices."""
+  mesh = jax.typeof(arrays[0]).sharding.mesh
+  if mesh.empty:
+    mesh = jax.sharding.get_abstract_mesh()
+  rows = mesh.axis_names[0] if mesh.axis_names else ''
+  num_parts = dict(mesh.shape).get(rows, 1)
+  if num_parts == 1 or arrays[0].shape[0] % num_parts:
+    return _callback(host, shapes, *arrays)
+
+  def of_part(shape: Any) -> Any:
+    num_rows, *others = shape.shape
+    return jax.ShapeDtypeStruct((num_rows // num_parts, *others), shape.dtype)
+
+  of_parts = functools.partial(_callback, host, jax.tree.map(of_part, shapes))
+  spec = PartitionSpec(rows)
+  return jax.shard_map(
+    of_parts, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+  )(*arrays)
+
+
+def _callback(
+  host: Callable[..., Any], shapes: Any, *arrays: Array
+) -> tuple[Array, ...]:
+  """Calls a function with numpy arrays, in pieces of `_MOST_BYTES`."""
+  pieces = [_pieces(array) for array in arrays]
+
+  def call(pieces: list[list[Any]]) -> Any:
+    joined = (np.concatenate([*map(np.asarray, own)], -1) for own in pieces)
+    return host(*joined)
+
+  return jax.pure_callback(call, shapes, pieces)
+
+
+def _pieces(array: Array) -> list[Array]:
+  """Splits an array by its last axis."""
+  size = array.shape[-1]
+  row_bytes = max(array.nbytes // max(size, 1), 1)
+  width = max(_MOST_BYTES // row_bytes, 1)
+  starts = range(0, max(size, 1), width)
+  return [array[..., start : start + width] for start in starts]

@@ -16,7 +16,6 @@ import numpy as np
 
 from specdec_jax import arrays, trees
 from specdec_jax.base import Array, Context, Processors, Tree
-from specdec_jax.sampling import grammars
 
 # Ids that no token has: NONE beyond a text, ANY where a biased sequence is
 # padded.
@@ -43,9 +42,8 @@ class _Texts(NamedTuple):
 
 def text_of(context: Context) -> Context | None:
   """The text that a drafter goes on with, token by token; None if no row has
-  processors or a grammar, so that none is carried along."""
-  is_heeded = context.processors is not None or context.grammar is not None
-  return context if is_heeded else None
+  processors, so that none is carried along."""
+  return None if context.processors is None else context
 
 
 def followed_by(text: Context | None, tokens: Array) -> Context | None:
@@ -58,7 +56,6 @@ def followed_by(text: Context | None, tokens: Array) -> Context | None:
     text,
     tokens=arrays.write_block(text.tokens, tokens[:, None], text.lengths, ones),
     lengths=text.lengths + 1,
-    grammar=grammars.followed_by(text.grammar, tokens[:, None], ones),
   )
 
 
@@ -90,14 +87,13 @@ def after_drafts(
 
   Args:
     logits: float32 `[B, T, V]`, as they were computed.
-    context: the committed text; without processors and grammar the logits stay
-      as they are.
+    context: the committed text; without processors the logits stay as they are.
     *tokens: int32 `[B, N]` in all, drafted; none for plain decoding.
     tree: the shape of the draft; None for a chain.
     first: the node that the first logits follow, others those after it; node 0
       is the context's last token, and in a chain node i the draft's token i.
   """
-  if text_of(context) is None:
+  if context.processors is None:
     return logits
   num_rows, num_texts, _ = logits.shape
   nodes = depths = np.arange(first, first + num_texts, dtype=np.int32)
@@ -109,10 +105,9 @@ def after_drafts(
     # Of the tree (0, 0, 1) node 3 stands on the path [1, 3], node 2 on [2].
     drafted = with_root[:, trees.path_of(tree, jnp.asarray(nodes))]
     depths = trees.depths(tree)[nodes]
-  above = drafted, jnp.asarray(depths)
-  if context.processors is not None:
-    logits = _process(logits, context.processors, context, *above)
-  return grammars.after_drafts(logits, context.grammar, *above)
+  return _process(
+    logits, context.processors, context, drafted, jnp.asarray(depths)
+  )
 
 
 def _process(

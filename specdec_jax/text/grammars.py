@@ -1,278 +1,336 @@
-"""Grammars: a regular expression or a JSON schema becomes an automaton over the
-tokens of a vocabulary, as arrays for `specdec_jax.sampling.grammars`.
+"""Grammars of texts: `llguidance` says on the host which tokens may come next.
 
-`outlines-core` parses; of its automaton over bytes each token's bytes make
-steps. Tokens that lead from every state to the same ones are one class (some
-hundred for a large schema), which keeps the tables small.
+https://github.com/guidance-ai/llguidance reads JSON schemas, regular
+expressions and context-free grammars. `sampling.grammars` calls a `Reader`
+between a draft and the target's call.
 """
 
+import dataclasses
 import functools
-import itertools
 import json
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax import base
 from specdec_jax.files.require import require
-from specdec_jax.text.vocabularies import AnyVocabulary, package_errors
+from specdec_jax.text import matchers, token_bytes
+from specdec_jax.text.vocabularies import AnyVocabulary
 
-# Of a row's tables; a cache of keys and values is as large.
-MAX_BYTES = 32 * 2**20
-_MOST = 2**16  # States or classes, in 16 bits.
-_START = 1  # The state of an empty text; see `base.Grammar`.
-# Bytes of a text that is looked for where it alone may come.
-_LONG = 64
-# Follows each text while its grammar is compiled: no character, and in none.
-_END = '\U0010ffff'
+_log = logging.getLogger(__name__)
+# Words of a mask: all of 32 tokens may come, or none.
+_ALL, _NONE = -1, 0
+# How many matchers are kept for each row of a call. Other devices of this
+# process call with rows of their own.
+_KEPT_PER_ROW = 16
+# JSON has no spaces between its parts, unless a schema asks for them by
+# llguidance's keyword `x-guidance`.
+_JSON_OPTIONS = {'whitespace_flexible': False}
 
 
-@functools.lru_cache(maxsize=64)
-def compiled(pattern: str, vocabulary: AnyVocabulary) -> base.Grammar:
-  """The automaton of the texts that a regular expression matches as a whole, of
-  one row, without an axis for it: `classes` has one entry per id of the
-  vocabulary; tokens of class 0 are allowed in no state.
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A grammar as text.
 
-  Raises ValueError if it is none, its tables would be larger than `MAX_BYTES`,
-  or no tokens spell any of its texts; ImportError without `outlines-core`.
+  Attributes:
+    text: in llguidance's own JSON, or in its form of Lark.
+    limits: names and values of `llguidance.LLParserLimits`.
   """
-  steps, is_end = _byte_automaton(pattern)
-  texts = token_bytes(vocabulary)
-  if not vocabulary.eos_ids:
-    raise ValueError(
-      'a grammar needs a vocabulary with a token that ends texts'
-    )
-  drops_space = _drops_space(vocabulary, texts)
-  if drops_space:
-    # SentencePiece drops the space that begins a text. Texts begin in a copy of
-    # the first state; its space leads to another copy, where no token ends.
-    first = len(steps)
-    steps[steps == _START] = first
-    steps = np.vstack([steps, steps[_START], steps[_START]])
-    steps[_START, ord(' ')] = first + 1
-    is_end = np.append(is_end, [is_end[_START], False])
-  columns, of_token = _columns(steps, texts)
-  # Column 0, which leads nowhere, is always there.
-  used = np.unique(np.append(0, of_token))
-  classes = np.searchsorted(used, of_token)
-  classes[list(vocabulary.eos_ids)] = len(used)
-  end = len(steps)
-  table = np.zeros((end + 1, len(used) + 1), np.int32)
-  table[:end, :-1] = columns[used].T
-  table[[*np.flatnonzero(is_end), end], -1] = end
-  if drops_space:
-    table[end - 1] = 0
-  classes, table = _trimmed(classes, table)
-  _check_size(*table.shape)
-  guesses = _guesses(classes, table, steps, is_end, texts, vocabulary)
-  made: base.Arrays = {
-    'classes': classes.astype(np.uint16),
-    'next': table.astype(np.uint16),
-    'guesses': guesses,
-    'states': np.int32(_START),
-  }
-  return base.Grammar(**made)
+
+  text: str
+  limits: tuple[tuple[str, Any], ...] = ()
 
 
-def token_bytes(vocabulary: AnyVocabulary) -> list[bytes]:
-  """The bytes that each token adds to a text, none for what is no text;
-  ValueError if the vocabulary does not say how its tokens are spelled."""
-  spell = _speller(vocabulary)
-  special = vocabulary.special_ids
-  return [
-    b'' if i in special else spell(token)
-    for i, token in enumerate(vocabulary.tokens())
-  ]
+@dataclasses.dataclass(frozen=True)
+class _Spelling:
+  """A vocabulary as `llguidance.TokenizerWrapper` asks for it."""
+
+  eos_token_id: int
+  tokens: Sequence[bytes]
+  special_token_ids: Sequence[int]
+  encode: Callable[[str], list[int]]
+  bos_token_id: int | None = None
+
+  def __call__(self, text: str) -> list[int]:
+    return self.encode(text)
 
 
-def _speller(vocabulary: AnyVocabulary) -> Callable[[str], bytes]:
-  tokenizer = getattr(vocabulary, 'tokenizer', None)
-  added: dict[str, bytes] = {}
-  decoder = '"ByteFallback"'  # SentencePiece's own.
-  if tokenizer is not None:
-    # One of another package need not say how it spells.
-    said = tokenizer.to_str() if hasattr(tokenizer, 'to_str') else '{}'
-    parts = json.loads(said)
-    decoder = json.dumps(parts.get('decoder'))
-    tokens = [x['content'] for x in parts.get('added_tokens', ())]
-    added = {token: token.encode() for token in tokens}
-  if '"ByteLevel"' in decoder:
-    table = _byte_of_character()
-    return lambda token: added.get(token) or bytes(table[c] for c in token)
-  if not ('"Metaspace"' in decoder or '"ByteFallback"' in decoder):
-    raise ValueError(
-      'a grammar needs to know how tokens are spelled, and this vocabulary has '
-      'neither byte-level nor SentencePiece tokens'
-    )
+class _Job(NamedTuple):
+  """What `Reader._fill` is to do.
 
-  def spell(token: str) -> bytes:
-    if len(token) == 6 and token.startswith('<0x') and token.endswith('>'):
-      return bytes([int(token[3:5], 16)])
-    if token == '<unk>' or token.startswith(('<extra_id_', '▁<extra_id_')):
-      return b''
-    return added.get(token) or token.replace('▁', ' ').encode()
-
-  return spell
-
-
-def _byte_of_character() -> Mapping[str, int]:
-  """The bytes that byte-level vocabularies write as characters: those that can
-  be seen as themselves, the others from U+0100 on."""
-  seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  others = [i for i in range(256) if i not in seen]
-  return {chr(i): i for i in seen} | {
-    chr(256 + n): i for n, i in enumerate(others)
-  }
-
-
-def _drops_space(vocabulary: AnyVocabulary, texts: Sequence[bytes]) -> bool:
-  for i, text in enumerate(texts):
-    if text[:1] == b' ' and text[1:].isalpha():
-      return not vocabulary.decode([i]).startswith(' ')
-  return False
-
-
-def _byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray]:
-  """Steps `[S, 256]` over bytes, 0 for none, from state 1 on, and where a text
-  may end, bool `[S]`."""
-  core = require('outlines_core', extra='grammar', purpose='a grammar')
-  begin, eos = 256, 257
-  tokens = {bytes([i]): [i] for i in range(256)} | {b'xyz': [begin]}
-  bytes_of = core.Vocabulary(eos, tokens)
-  advice = 'write it without anchors, word boundaries and look-around'
-  with package_errors(f'this grammar cannot be compiled, {advice}'):
-    # Behind x, a branch that begins with an anchor would just never match.
-    if found := re.search(r'(?<!\\)(?:\\\\)*(\\A)', pattern):
-      raise ValueError(f'it has the anchor {found[1]}')
-    bare, before = re.sub(r'\\.', '', pattern), ''
-    while bare != before:  # Classes may be within classes: [[:alpha:]^].
-      before, bare = bare, re.sub(r'\[\^?\]?[^][]*\]', '', bare)
-    if '^' in bare:
-      raise ValueError('it has the anchor ^')
-    depths = itertools.accumulate((c == '(') - (c == ')') for c in bare)
-    if min(depths, default=0) < 0:
-      core.Index(pattern, bytes_of)  # Of a)(b, it says what is wrong.
-    # It searches: of `a|ab` it would leave out ab, having found a, and one that
-    # may begin anywhere takes 2^n states of n characters. So an end follows,
-    # and behind x, which is a match, no search begins.
-    index = core.Index(f'x(?:yz(?:{pattern}){_END}|)', bytes_of)
-  found, last = index.get_transitions(), index.get_final_states()
-  _check_size(len(found), 1)
-  start = found.pop(index.get_initial_state())[begin]
-  names = dict.fromkeys([start, *found, *last])
-  ids = {name: i for i, name in enumerate(names, start=_START)}
-  steps = np.zeros((len(ids) + 1, 256), np.int32)
-  for state, each in found.items():
-    for byte, behind in each.items():
-      if byte < begin:
-        steps[ids[state], byte] = ids[behind]
-  is_last = np.array([False, *(name in last for name in names)])
-  ends: np.ndarray = np.arange(len(steps))
-  for byte in _END.encode():
-    ends = steps[ends, byte]
-  is_end = is_last[ends]
-  for _ in _END.encode():  # Leads nowhere else, byte by byte from the last on.
-    steps[(~steps.any(axis=1) & ~is_end)[steps]] = 0
-  return steps, is_end
-
-
-def bytes_of(pattern: str) -> set[int]:
-  """The bytes of all texts that match."""
-  steps, _ = _byte_automaton(pattern)
-  return {int(byte) for byte in np.flatnonzero(steps.any(axis=0))}
-
-
-def _columns(
-  steps: np.ndarray, texts: Sequence[bytes]
-) -> tuple[np.ndarray, np.ndarray]:
-  """Where tokens lead from every state, `[N, S]`, each such column once, and
-  the number of each token's.
-
-  Of tokens 'a', 'ab' and 'b', column 'a' is found once, and 'ab' goes on from
-  it; column 0 leads nowhere.
+  Attributes:
+    text: the number of its grammar, and its tokens, int32 `[N]`.
+    matcher: of the text.
+    draft: tokens behind the text.
+    nodes: int `[D + 1]`, the places of text and draft among the row's masks.
+    masks: int32 `[G + 1, W]`, the row's.
   """
-  num_states = len(steps)
-  known = [np.zeros_like(steps[:, 0]), np.arange(num_states, dtype=np.int32)]
-  numbers = {column.tobytes(): i for i, column in enumerate(known)}
 
-  @functools.cache
-  def go_on(before: int, byte: int) -> int:
-    column = steps[known[before], byte]
-    number = numbers.setdefault(column.tobytes(), len(known))
-    if number == len(known):
-      known.append(column)
-      # Many of them are only beginnings, or the same in the end.
-      _check_size(num_states, len(known) // 4)
-    return number
-
-  of_token = np.zeros(len(texts), np.int64)
-  for i, text in enumerate(texts):
-    # Column 1 is that of no bytes, which is no token.
-    of_token[i] = functools.reduce(go_on, text, 1) if text else 0
-  return np.stack(known), of_token
+  text: tuple[int, np.ndarray]
+  matcher: Any
+  draft: list[int]
+  nodes: np.ndarray
+  masks: np.ndarray
 
 
-def _check_size(num_states: int, num_classes: int) -> None:
-  size = 2 * num_states * num_classes
-  if max(num_states, num_classes) >= _MOST or size > MAX_BYTES:
-    raise ValueError(
-      f'this grammar has {num_states:,} states and at least {num_classes:,} '
-      f'classes of tokens, tables of {size / 2**20:.0f} MiB; at most '
-      f'{_MOST - 1:,} of each and {MAX_BYTES / 2**20:.0f} MiB are possible: '
-      'bound less, or name fewer fields'
-    )
+def of_regex(pattern: str) -> str:
+  """The grammar of the texts that a regular expression matches as a whole."""
+  return _llguidance().LLMatcher.grammar_from_regex(pattern)
 
 
-def _trimmed(
-  classes: np.ndarray, table: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Leaves out steps from which no text ends, and classes that are there twice;
-  ValueError if nothing is left."""
-  is_alive = np.zeros(len(table), bool)
-  is_alive[-1] = True
-  while (more := is_alive[table].any(axis=1) | is_alive).sum() > is_alive.sum():
-    is_alive = more
-  if not is_alive[_START]:
-    raise ValueError(
-      'no tokens of this vocabulary spell a text of this grammar'
-    )
-  table = np.where(is_alive[table], table, 0)
-  # In order, so that what comes nowhere stays class 0.
-  table, of = np.unique(table, axis=1, return_inverse=True)
-  return of.reshape(-1)[classes], table
+def of_json_schema(schema: str) -> str:
+  """The grammar of a JSON schema, itself given as JSON."""
+  matcher = _llguidance().LLMatcher
+  return matcher.grammar_from_json_schema(schema, defaults=_JSON_OPTIONS)
 
 
-def _guesses(
-  classes: np.ndarray,
-  table: np.ndarray,
-  steps: np.ndarray,
-  is_end: np.ndarray,
-  texts: Sequence[bytes],
-  vocabulary: AnyVocabulary,
-) -> np.ndarray:
-  """Finds the likeliest token where all tokens begin one text; -1 elsewhere.
+def of_lark(text: str) -> str:
+  """The grammar of a text in llguidance's form of Lark."""
+  return _llguidance().LLMatcher.grammar_from_lark(text)
 
-  After '{"' the text `name":` may be spelled n|ame, name|":, and so on: the
-  vocabulary's own spelling is the likeliest, else the longest token.
+
+@functools.lru_cache(maxsize=8)
+def reader_of(vocabulary: AnyVocabulary, num_logits: int) -> 'Reader':
+  """The reader of a vocabulary and a model of `num_logits` ids, some of them
+  perhaps padding. Raises ImportError without llguidance, and ValueError if the
+  vocabulary has no token that ends texts, or does not say how its tokens are
+  spelled."""
+  return Reader(vocabulary, num_logits)
+
+
+class Reader:
+  """Tells which tokens may follow texts.
+
+  What a call returns depends on its arguments alone: the matchers that it keeps
+  only save it from reading a text again at each iteration.
   """
-  lengths = np.array([*map(len, texts)])
-  ids = np.argsort(lengths, kind='stable')
-  longest = np.zeros(table.shape[1], np.int64)
-  longest[classes[ids]] = ids  # Of each class, the last that is written.
-  reach = np.where(table != 0, lengths[longest], -1)
-  # States behind which one byte alone may come, or nothing but the end.
-  is_forced = np.count_nonzero(steps, axis=1) + is_end == 1
-  guesses = np.full(len(table), -1, np.int32)
-  for state in np.flatnonzero(is_forced & (reach[:-1] >= 0).any(axis=1)):
-    text, at = b'', state
-    while len(text) < _LONG and is_forced[at] and not is_end[at]:
-      byte = int(steps[at].argmax())
-      text, at = text + bytes([byte]), steps[at, byte]
-    token = longest[reach[state].argmax()]
-    if lengths[token] <= len(text):
-      readable = text.decode(errors='ignore')
-      own = vocabulary.encode(readable, add_special_tokens=False)
-      is_allowed = own and table[state, classes[own[0]]]
-      guesses[state] = own[0] if is_allowed else token
-  return guesses
+
+  def __init__(self, vocabulary: AnyVocabulary, num_logits: int):
+    if not vocabulary.eos_ids:
+      raise ValueError(
+        'a grammar needs a vocabulary with a token that ends texts'
+      )
+    spelled = token_bytes.token_bytes(vocabulary)
+    self._drops_space = token_bytes.drops_first_space(vocabulary, spelled)
+    if self._drops_space:
+      # Not of a token that is the byte: no text begins with that.
+      names = vocabulary.tokens()
+      is_byte = lambda i: spelled[i] == b' ' and names[i] != '▁'
+      spelled = [b'' if is_byte(i) else text for i, text in enumerate(spelled)]
+    self._tokenizer = _tokenizer(vocabulary, spelled, num_logits)
+    self._executor = _llguidance().LLExecutor()
+    self._numbers: dict[Source, int] = {}
+    self._sources: list[Source] = []
+    self._first = functools.lru_cache(maxsize=256)(self._matcher)
+    self._matchers = matchers.Matchers(
+      lambda number: self._first(self._sources[number - 1]).deep_copy()
+    )
+
+  def number_of(self, source: Source) -> int:
+    """Returns the number of a grammar, from 1 on. Raises ValueError, with
+    llguidance's own sentence, if it is none or exceeds its limits."""
+    if source in self._numbers:
+      return self._numbers[source]
+    matcher = self._matcher(source)
+    matcher.compute_bitmask()
+    error = matcher.get_error().removesuffix('<non-verbose/>')
+    if error.startswith('NoExtension'):
+      raise ValueError(
+        'no tokens of this vocabulary spell a text of this grammar'
+      )
+    if error:
+      raise ValueError(_sentence(error))
+    for warning in matcher.get_grammar_warnings():
+      _log.warning('%s', warning)
+    self._sources.append(source)
+    self._numbers[source] = len(self._sources)
+    return len(self._sources)
+
+  def __call__(
+    self,
+    numbers: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    tokens: np.ndarray,
+    drafted: np.ndarray,
+    draft_lengths: np.ndarray,
+    *,
+    paths: np.ndarray | None,
+    completes: bool,
+    is_certain: bool,
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Completes drafts, and makes the masks of their positions.
+
+    Args:
+      numbers: int32 `[B]`, the rows' grammars; 0 allows all tokens.
+      starts: int32 `[B]`, where texts begin, behind their prompts.
+      lengths: int32 `[B]`, where they end.
+      tokens: int32 `[B, S]`.
+      drafted: int32 `[B, G]`, what follows the texts.
+      draft_lengths: int32 `[B]`, how many of these count.
+      paths: int32 `[L, D + 1]`, of `trees.leaf_paths`; None for a chain.
+      completes: whether chains are completed by `matchers.completed`.
+      is_certain: see there.
+
+    Returns:
+      Masks, int32 `[B, G + 1, W]`, 32 tokens a word, the first one lowest;
+      the drafts, int32 `[B, G]` and `[B]`; and bool `[B, G]`, which of their
+      tokens are the grammar's.
+    """
+    num_rows, gamma = drafted.shape
+    num_words = -(-self._tokenizer.vocab_size // 32)
+    masks = np.full((num_rows, gamma + 1, num_words), _ALL, np.int32)
+    drafted, draft_lengths = drafted.copy(), draft_lengths.copy()
+    is_forced = np.zeros(drafted.shape, np.bool_)
+    jobs: list[_Job] = []
+    read = []
+    for row in np.flatnonzero(numbers):
+      text = int(numbers[row]), tokens[row, starts[row] : lengths[row]]
+      matcher = self._matchers.take(*text, width=gamma + 1)
+      if matcher is None:  # The text has left its grammar.
+        continue
+      read.append((text, matcher))
+      if paths is not None:
+        jobs += _of_tree(text, matcher, drafted[row], paths, masks[row])
+        continue
+      chain = drafted[row, : draft_lengths[row]].tolist()
+      if completes:
+        chain, is_forced[row, : len(chain)] = matchers.completed(
+          *(matcher, self._tokenizer, chain),
+          gamma=gamma,
+          is_certain=is_certain,
+        )
+        drafted[row, : len(chain)] = chain
+        draft_lengths[row] = len(chain)
+      nodes = np.arange(len(chain) + 1)
+      jobs.append(_Job(text, matcher, chain, nodes, masks[row]))
+    self._fill(jobs)
+    for text, matcher in read:
+      if not matcher.is_error():
+        self._matchers.keep(*text, matcher, most=_KEPT_PER_ROW * num_rows)
+    return masks, drafted, draft_lengths, is_forced
+
+  def _fill(self, jobs: Sequence[_Job]) -> None:
+    """Makes the masks of jobs, in parallel."""
+    if not jobs:
+      return
+    # llguidance asks for at least one drafted token.
+    drafts = [job.draft or [self._tokenizer.eos_token] for job in jobs]
+    width = 1 + max(map(len, drafts))
+    num_words = jobs[0].masks.shape[1]
+    found = np.full((len(jobs) * width, num_words), _ALL, np.int32)
+    llguidance = require(
+      'llguidance.numpy', extra='grammar', purpose='a grammar'
+    )
+    fill = llguidance.fill_next_token_bitmask_par_with_draft_tokens
+    places = range(0, len(found), width)
+    matchers_of_jobs = [job.matcher for job in jobs]
+    fill(
+      self._executor,
+      [*zip(matchers_of_jobs, places, drafts, strict=True)],
+      found,
+    )
+    for i, job in enumerate(jobs):
+      if job.matcher.is_error():
+        self._fill_until_error(job)
+      else:
+        job.masks[job.nodes] = found[i * width :][: len(job.nodes)]
+
+  def _fill_until_error(self, job: _Job) -> None:
+    """Makes the masks of a job one by one. At an error, such as a limit, no
+    token may come; masks before it are those of plain decoding."""
+    job.masks[job.nodes] = _NONE
+    matcher = self._matchers.take(*job.text, width=0) or job.matcher
+    for node, token in zip(job.nodes, [*job.draft, None], strict=True):
+      copy = matcher.deep_copy()
+      words = np.frombuffer(copy.compute_bitmask(), np.int32)
+      if copy.is_error():
+        _log.warning('a grammar ended a text: %s', _sentence(copy.get_error()))
+        return
+      job.masks[node] = words[: job.masks.shape[1]]
+      if token is None or not matcher.try_consume_tokens([token]):
+        job.masks[job.nodes[job.nodes > node]] = _ALL
+        return
+
+  def _matcher(self, source: Source) -> Any:
+    """Makes the matcher of no text."""
+    llguidance = _llguidance()
+    text = _after_space(source.text) if self._drops_space else source.text
+    try:
+      limits = llguidance.LLParserLimits(
+        **{'verbose_errors': False, **dict(source.limits)}
+      )
+    except (TypeError, OverflowError) as error:
+      raise ValueError(f'grammar_limits: {error}') from error
+    return llguidance.LLMatcher(
+      self._tokenizer, text, limits=limits, log_level=0
+    )
+
+
+def _of_tree(
+  text: tuple[int, np.ndarray],
+  matcher: Any,
+  drafted: np.ndarray,
+  paths: np.ndarray,
+  masks: np.ndarray,
+) -> Iterator[_Job]:
+  """Lists the jobs of a tree, one for each path to a leaf."""
+  for i, path in enumerate(paths):
+    # Node n is the drafted token n - 1; those that are no token end a path.
+    below = path[1:][path[1:] > 0]
+    is_token = drafted[below - 1] >= 0
+    below = below[: np.argmin([*is_token, False])]
+    own = matcher if i == 0 else matcher.deep_copy()
+    nodes = np.array([0, *below])
+    yield _Job(text, own, drafted[below - 1].tolist(), nodes, masks)
+
+
+def _tokenizer(
+  vocabulary: AnyVocabulary, spelled: Sequence[bytes], num_logits: int
+) -> Any:
+  """Makes llguidance's view of a vocabulary, with as many ids as logits."""
+  names = vocabulary.tokens()
+  special = sorted(i for i in vocabulary.special_ids if i < num_logits)
+  # A vocabulary may have further ids, for larger models of its family.
+  tokens = [*spelled, *[b''] * num_logits][:num_logits]
+  for token_id in special:  # A grammar may name them, as `<|im_end|>`.
+    tokens[token_id] = names[token_id].encode()
+
+  def encode(text: str) -> list[int]:
+    # Most vocabularies of SentencePiece put a space before a text.
+    for candidate in (text, text.removeprefix(' ')):
+      ids = vocabulary.encode(candidate, add_special_tokens=False)
+      is_known = all(i < num_logits for i in ids)
+      if is_known and b''.join(spelled[i] for i in ids) == text.encode():
+        return ids
+    return tokenizer.greedy_tokenize(text)
+
+  llguidance = _llguidance()
+  spelling = _Spelling(vocabulary.eos_ids[0], tokens, special, encode)
+  tokenizer = llguidance.LLTokenizer(
+    llguidance.TokenizerWrapper(spelling), eos_token=list(vocabulary.eos_ids)
+  )
+  return tokenizer
+
+
+def _after_space(text: str) -> str:
+  """The grammar of the same texts after a space, which a SentencePiece
+  vocabulary puts before each text and takes away again."""
+  is_json = text.lstrip().startswith('{')
+  inner = json.loads(text)['grammars'] if is_json else [{'lark_grammar': text}]
+  named = {**inner[0], 'name': 'text'}
+  start = {'lark_grammar': 'start: " " @text'}
+  return json.dumps({'grammars': [start, named, *inner[1:]]})
+
+
+def _sentence(error: str) -> str:
+  """An error of llguidance in one line, without pictures of the place."""
+  lines = (line.strip() for line in error.splitlines())
+  is_picture = re.compile(r'\^*|\d+ \|.*').fullmatch
+  return ' '.join(line for line in lines if not is_picture(line))
+
+
+def _llguidance() -> Any:
+  return require('llguidance', extra='grammar', purpose='a grammar')

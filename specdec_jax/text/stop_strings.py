@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specdec_jax.decoding.step_values import StepValues
-from specdec_jax.text import grammars, vocabularies
+from specdec_jax.text import token_bytes, vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
 
 _log = logging.getLogger('specdec_jax')
@@ -75,7 +75,7 @@ def _is_spelled(stop: str, vocabulary: AnyVocabulary) -> bool:
   """Tells whether tokens, one after the other, can have a string in their text;
   True if the vocabulary does not say how its tokens are spelled."""
   try:
-    spelled = grammars.token_bytes(vocabulary)
+    spelled = token_bytes.token_bytes(vocabulary)
   except ValueError:
     return True
   # Grammars allow no sentinels, such as `<extra_id_0>`, but they are text.

@@ -185,25 +185,28 @@ def test_a_line_has_settings_of_its_own(generate, tmp_path):
 
 
 def test_flags_and_lines_bind_texts_to_grammars(generate, tmp_path):
-  pytest.importorskip('outlines_core')
+  pytest.importorskip('llguidance')
   regex = r'(the|[a-c]{2,3}) (in){1,2}\.'
   schema = {'type': 'object', 'properties': {'is_it': {'type': 'boolean'}}}
-  schema['required'] = ['is_it']
+  schema |= {'required': ['is_it'], 'additionalProperties': False}
   lines, schema_file = tmp_path / 'own.jsonl', tmp_path / 'schema.json'
   schema_file.write_text(json.dumps(schema))
-  own = {'regex': regex}, {'json_schema': schema}, {}
+  lark = 'start: "in" "." | "the" "."'
+  own = {'regex': regex}, {'json_schema': schema}, {'grammar': lark}, {}
   lines.write_text('\n'.join(json.dumps({'prompt': 'ab'} | x) for x in own))
   run = functools.partial(
     generate, '--json', '-', '--gamma', '3', **{'--max_new_tokens': 40}
   )
-  bound, of_schema, free = run('--prompts', lines).records()
+  bound, of_schema, of_lark, free = run('--prompts', lines).records()
   assert re.fullmatch(regex, bound['text'])
   assert [*json.loads(of_schema['text'])] == ['is_it']
+  assert of_lark['text'] in ('in.', 'the.')
   assert not re.fullmatch(regex, free['text'])
   # A flag is for all lines, and a schema may lie in a file.
   for flag, found in (
     (('--regex', regex), bound),
     (('--json_schema', schema_file), of_schema),
+    (('--grammar', lark), of_lark),
   ):
     [alone] = run('--prompt', 'ab', *flag).records()
     assert alone['text'] == found['text']

@@ -588,7 +588,7 @@ def test_messages_and_texts_of_chat_are_those_of_generate(run, model, tmp_path):
 
 
 def test_predictions_match_a_grammar_that_gin_binds(run, t5, task, tmp_path):
-  pytest.importorskip('outlines_core')
+  pytest.importorskip('llguidance')
   regex = r'[a-d]{1,3}( (the|fox) (live|big)){2}\.'
   infer = functools.partial(
     argv,
@@ -599,7 +599,9 @@ def test_predictions_match_a_grammar_that_gin_binds(run, t5, task, tmp_path):
     TASK_FEATURE_LENGTHS="{'inputs': 12, 'targets': 32}",
   )
   beams = run(*infer(tmp_path / 'beams', Decoding__num_decodes=2))
-  assert_refused(beams, 'a beam search takes no grammar (regex, json_schema)')
+  assert_refused(
+    beams, 'a beam search takes no grammar (regex, json_schema, grammar)'
+  )
   found = []
   for name, kind in (
     ('prompt_lookup', 'PromptLookup'),
@@ -671,7 +673,7 @@ def test_examples_have_temperatures_of_their_own(once, run, t5, task, tmp_path):
 def test_features_of_a_seqio_task_are_settings(once, run, t5, task, tmp_path):
   """As the keys of a .jsonl; where a text is empty, nothing is said."""
   seqio = pytest.importorskip('seqio')
-  pytest.importorskip('outlines_core')
+  pytest.importorskip('llguidance')
   import tensorflow as tf
 
   lines, path = records(task), tmp_path / 'lines.jsonl'

@@ -12,7 +12,7 @@ import pytest
 from specdec_jax import drafters
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
-from specdec_jax.base import Grammar, Params
+from specdec_jax.base import Params
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.rates import Counts
@@ -78,20 +78,12 @@ def test_margins_are_of_logits_that_were_processed():
   )
   (state,) = loop.decode()
   assert state.context.tokens[0, 3:7].tolist() == [5] * 4
-  # Of the mask of a grammar that allows nothing, no margin would be left.
-  grammar = Grammar(
-    classes=np.zeros((2, V), np.uint16),
-    next=np.zeros((2, 2, 1), np.uint16),
-    guesses=np.zeros((2, 2), np.int32),
-    states=np.ones(2, np.int32),
-  )
   # At position 6 the other loop said 7, after three 5s that count.
   tokens = state.context.tokens.at[0, 6].set(7)
-  expected, other = (
-    dataclasses.replace(state, context=state.context.replace(**changes))
-    for changes in ({'grammar': grammar}, {'tokens': tokens})
+  other = dataclasses.replace(
+    state, context=state.context.replace(tokens=tokens)
   )
-  found = sameness.sameness(target, params, [expected], [other])
+  found = sameness.sameness(target, params, [state], [other])
   own = params.target['table'][5, 5]
   margin = float(own[5] + 9 - 3 * 0.5 - own[7])
   assert found['divergence_margins'] == pytest.approx([margin])

@@ -8,11 +8,11 @@ import pytest
 
 from experiments import common
 from specdec_jax import drafters, verification
-from specdec_jax.base import Grammar, Params
+from specdec_jax.base import Params
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import iteration_costs, loops, stopwatch
 from specdec_jax.sampling import logits
-from tests import toy
+from tests import toy, toy_grammar
 
 V, MAX_LEN = 11, 30
 MODEL = toy.toy(V)
@@ -95,15 +95,8 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
 
 def in_turns():
   """5 or 6, then 7, and again: no copy may come, and 7 is a guess."""
-  tables = np.zeros((3, V), np.uint16)
-  tables[1, 5:7], tables[2, 7] = 2, 1
-  one = Grammar(
-    classes=np.arange(V, dtype=np.uint16),
-    next=tables,
-    guesses=np.array([-1, -1, 7], np.int32),
-    states=np.int32(1),
-  )
-  return jax.tree.map(lambda x: np.stack([x, x]), one)
+  source = 'start: /((f|g)h){40}/'
+  return toy_grammar.of_rows(source, source, vocabulary=toy_grammar.letters(V))
 
 
 @pytest.mark.parametrize('has_grammar', [False, True])

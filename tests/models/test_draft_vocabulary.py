@@ -10,11 +10,11 @@ import pytest
 
 import specdec_jax
 from specdec_jax import drafters
-from specdec_jax.base import Context, Grammar, Params
+from specdec_jax.base import Context, Params
 from specdec_jax.models import families, products
 from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.sampling import keys, logits
-from tests import decoders, slow, toy, toy_t5
+from tests import decoders, slow, toy, toy_grammar, toy_t5
 from tests.cli import tiny
 
 V, GAMMA, MAX_LEN = 12, 3, 24
@@ -118,15 +118,14 @@ def test_a_draft_model_reads_what_a_grammar_forced(num_rows):
     few, gamma=4, logits_to_probs=decoders.GREEDY, is_argmax=True, token_ids=IDS
   )
   # The forced ones, one by one, then any of the draft vocabulary.
-  last = forced.size + 1
-  tables = np.zeros((num_rows, last + 1, V), np.uint16)
-  tables[:, np.arange(1, last), forced] = np.arange(2, last + 1)
-  tables[:, last, IDS] = last
-  grammar = Grammar(
-    classes=np.tile(np.arange(V, dtype=np.uint16), (num_rows, 1)),
-    next=tables,
-    guesses=np.tile(np.array([-1, *forced, -1], np.int32), (num_rows, 1)),
-    states=np.arange(1, num_rows + 1, dtype=np.int32),
+  letters = toy_grammar.letters(V)
+  spell = lambda ids: ''.join(letters.tokens()[i] for i in ids)
+  grammar = toy_grammar.of_rows(
+    *(
+      f'start: /{spell(forced[row:])}[{spell(IDS)}]{{40}}/'
+      for row in range(num_rows)
+    ),
+    vocabulary=letters,
   )
   prompt = toy.prompt(ROWS[:num_rows]).replace(grammar=grammar)
   found = decoders.speculate(

@@ -10,7 +10,7 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GrammarDrafter:
   """Drafts what a row's grammar leaves to say, and nothing else; see
-  `grammars.guided`. Without a grammar it is plain decoding."""
+  `grammars.read`. Without a grammar it is plain decoding."""
 
   gamma: lengths.Gamma | None = lengths.gamma_option()
 

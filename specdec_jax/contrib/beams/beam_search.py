@@ -109,7 +109,9 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
   """Starts a search with one live beam per row, the prompt in int32."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if prompt.grammar is not None:
-    raise ValueError('a beam search takes no grammar (regex, json_schema)')
+    raise ValueError(
+      'a beam search takes no grammar (regex, json_schema, grammar)'
+    )
   lengths, limits = prompt.decoder_lengths, state_lib.limits(prompt, max_len)
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   live = jnp.repeat(tokens[:, None], num_beams, axis=1)

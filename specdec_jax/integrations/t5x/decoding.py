@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import api, models, option_fields, processing
+from specdec_jax.assembly import (
+  api,
+  constraints,
+  models,
+  option_fields,
+  processing,
+)
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DraftModel
 from specdec_jax.assembly.drafters.choice import has_model
@@ -263,8 +269,8 @@ def _check(decoder: Decoder, drafter: str) -> None:
     decoder.sampling,
     decoder.recipe.rule.judge(decoder.sampling),
   )
-  is_grammar = drafter == 'grammar' or sampling.regex
-  if is_grammar or sampling.json_schema is not None:
+  has_grammar = constraints.stated_text(sampling) is not None
+  if has_grammar or drafter == 'grammar':
     raise ValueError('grammars need a vocabulary, and T5X none')
   if drafter == 'none' and not judge.is_lossless:
     raise ValueError(

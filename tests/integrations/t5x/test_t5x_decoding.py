@@ -146,6 +146,7 @@ def own_settings(tmp_path_factory):
     ({'drafter': 'none', 'verification': 'top_beta'}, 'top_beta.* nothing'),
     ({'regex': 'a'}, 'grammars need a vocabulary'),
     ({'json_schema': '{}'}, 'grammars need a vocabulary'),
+    ({'grammar': 'start: "a"'}, 'grammars need a vocabulary'),
     ({'drafter': 'grammar'}, 'grammars need a vocabulary'),
   ],
 )
