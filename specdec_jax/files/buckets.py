@@ -31,7 +31,7 @@ import requests
 from etils import epath
 from gcsfs.retry import HttpError
 
-# Other hosts may write: every listing asks the server.
+# Listings are not cached, since other hosts may write.
 for _protocol in ('gs', 'gcs'):
   _settings = fsspec.config.conf.setdefault(_protocol, {})
   _settings.setdefault('use_listings_cache', False)
@@ -60,9 +60,9 @@ _ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE', 'retry attempts failed')
 class BucketPath(_EPath):
   """A `gs://` path, with the methods of `pathlib.Path` that this package calls.
 
-  gcsfs repeats a request that fails, six times in about half a minute. What is
-  raised is an OSError that names the path: FileNotFoundError also for a missing
-  bucket, PermissionError, and ConnectionError if the server is away or busy.
+  gcsfs retries a request that fails, six times in about half a minute. Errors
+  are OSErrors that name the path: FileNotFoundError (also for a missing
+  bucket), PermissionError, and ConnectionError if the server is down or busy.
   """
 
   @property
@@ -81,16 +81,16 @@ class BucketPath(_EPath):
   absolute = expanduser = resolve
 
   def exists(self) -> bool:
-    return self._kind() is not None
+    return self._type() is not None
 
   def is_file(self) -> bool:
-    return self._kind() == 'file'
+    return self._type() == 'file'
 
   def is_dir(self) -> bool:
-    """Tells whether an object is below it; a bucket always is a folder."""
-    return self._kind() == 'directory'
+    """Returns whether an object is below it; True for a bucket."""
+    return self._type() == 'directory'
 
-  def _kind(self) -> str | None:
+  def _type(self) -> str | None:
     with _asking(self) as files, _ignored_missing(True):
       return files.info(str(self))['type'] if self.key else 'directory'
     return None
@@ -98,20 +98,20 @@ class BucketPath(_EPath):
   def checksums(self) -> dict[str, str]:
     """Returns the server's checksum of each object here and below, by name."""
     with _asking(self) as files:
-      found = files.find(str(self), detail=True)
-    return {name: info['crc32c'] for name, info in found.items()}
+      objects = files.find(str(self), detail=True)
+    return {name: info['crc32c'] for name, info in objects.items()}
 
   def iterdir(self) -> Iterator[Self]:
-    """Yields what lies in it; nothing if there is no such folder."""
+    """Yields the children of a folder; none if there is no such folder."""
     names: list[str] = []
     with _asking(self) as files, _ignored_missing(True):
       names = files.ls(str(self), detail=False)
-    found = [type(self)(f'gs://{name}') for name in names]
-    # An object whose name ends in a slash can stand for the folder itself.
-    yield from (path for path in found if path != self)
+    children = [type(self)(f'gs://{name}') for name in names]
+    # An object whose name ends in a slash is the folder itself.
+    yield from (path for path in children if path != self)
 
   def glob(self, pattern: str) -> Iterator[Self]:
-    """Yields what lies in it and has a name of this pattern."""
+    """Yields the children whose names match a pattern."""
     if '/' in pattern:
       raise NotImplementedError(f'{pattern} of more than a name')
     for path in self.iterdir():
@@ -131,7 +131,7 @@ class BucketPath(_EPath):
     encoding: str | None = None,
     newline: str | None = None,
   ) -> IO[Any]:
-    """Reads a copy of the object, as a file; `write_bytes` replaces it."""
+    """Opens a copy of the object to read; `write_bytes` writes."""
     if mode not in ('r', 'rb'):
       raise NotImplementedError(f'{self} cannot be opened with {mode!r}')
     data = io.BytesIO(self.read_bytes())
@@ -148,7 +148,7 @@ class BucketPath(_EPath):
     return self.write_bytes(data.encode(encoding or 'utf-8'))
 
   def create(self, text: str) -> bool:
-    """Writes a text unless there is one already; returns whether it did."""
+    """Writes a text if the object does not exist; returns whether it did."""
     try:
       with _asking(self) as files:
         files.pipe_file(str(self), text.encode(), mode='create')
@@ -157,12 +157,12 @@ class BucketPath(_EPath):
     return True
 
   def upload(self, source: Path) -> None:
-    """Writes what a local file holds."""
+    """Uploads a local file."""
     with _asking(self) as files:
       files.put_file(str(source), str(self))
 
   def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-    """Makes nothing, and in particular no bucket."""
+    """Does nothing: folders need not be made, and buckets are not."""
     with _asking(self):
       pass
 
@@ -171,16 +171,16 @@ class BucketPath(_EPath):
       files.rm_file(str(self))
 
   def rmtree(self, missing_ok: bool = False) -> None:
-    """Removes all below it."""
+    """Removes the folder and everything in it."""
     if not self.key:
       raise ValueError(f'{self} is a whole bucket, which is not removed')
     with _asking(self) as files, _ignored_missing(missing_ok):
-      # gcsfs takes names for patterns.
+      # gcsfs interprets names as patterns.
       files.rm(glob.escape(str(self)), recursive=True)
 
   def rename(self, target: os.PathLike[str]) -> Self:
     """Moves every object below it, one after another."""
-    # No rename on the server: gs://b/old/x is copied to gs://b/new/x.
+    # The server cannot rename: gs://b/old/x is copied to gs://b/new/x.
     with _asking(self) as files:
       for name in files.find(str(self)):
         rest = f'gs://{name}'.removeprefix(str(self))
@@ -199,7 +199,7 @@ class Ranges:
 
   def __init__(self, path: BucketPath):
     self.path = path
-    # Asked once, as slices may count from the end.
+    # The size is needed for slices that count from the end.
     with _asking(path) as files:
       self.size = int(files.info(str(path))['size'])
 
@@ -212,7 +212,7 @@ class Ranges:
 
 @contextlib.contextmanager
 def _asking(path: BucketPath) -> Iterator[Any]:
-  """Yields gcsfs' file system, if it has the path's bucket."""
+  """Yields the file system of gcsfs, after checking that the bucket exists."""
   with explained(path):
     _find_bucket(path.bucket)
     yield fsspec.filesystem('gcs')
@@ -220,8 +220,8 @@ def _asking(path: BucketPath) -> Iterator[Any]:
 
 @functools.cache
 def _find_bucket(bucket: str) -> None:
-  """Raises FileNotFoundError if there is no such bucket; asks once for it."""
-  # gcsfs raises the same for a missing bucket and a missing object.
+  """Raises FileNotFoundError if there is no such bucket."""
+  # gcsfs does not distinguish a missing bucket from a missing object.
   try:
     fsspec.filesystem('gcs').ls(f'gs://{bucket}', detail=False, max_results=1)
   except FileNotFoundError as error:
@@ -232,27 +232,28 @@ def _find_bucket(bucket: str) -> None:
 
 @contextlib.contextmanager
 def explained(path: object) -> Iterator[None]:
-  """Turns what the block raises into `refusal`s; leaves all else."""
+  """Turns errors of a server into those of `refusal`; others pass through."""
   try:
     yield
   except Exception as error:
-    # An error with a file name is of the local disk, or explained already.
+    # An error with a file name is local, or already explained.
     if isinstance(error, OSError) and error.filename:
       raise
-    if (found := refusal(error, str(path))) is None:
+    explanation = refusal(error, str(path))
+    if explanation is None:
       raise
-    raise found from error
+    raise explanation from error
 
 
 def refusal(error: Exception, path: str) -> OSError | None:
-  """Returns what gcsfs, Orbax or tensorstore raise because of a server, as an
-  OSError with a sentence and the path; None for all else."""
+  """Converts an error that gcsfs, Orbax or tensorstore raise because of a
+  server to an OSError with a sentence and the path; None for other errors."""
   # gcsfs raises these without a path.
   if isinstance(error, FileExistsError):
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
   if isinstance(error, FileNotFoundError):
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-  # Keeps the first sentence: tensorstore's errors go on for pages.
+  # Keep the first sentence: tensorstore's errors have pages.
   reason = ' '.join(str(error).split(' [')[0].split()) or type(error).__name__
   code = str(getattr(error, 'code', ''))
   if (
@@ -261,7 +262,7 @@ def refusal(error: Exception, path: str) -> OSError | None:
     or isinstance(error, google.auth.exceptions.GoogleAuthError)
   ):
     message = (
-      'no permission: give this account a role of the bucket, or sign in with '
+      'no permission: grant this account a role of the bucket, or sign in with '
       f'another (gcloud auth application-default login); {reason}'
     )
     return PermissionError(errno.EACCES, message, path)
@@ -271,8 +272,8 @@ def refusal(error: Exception, path: str) -> OSError | None:
     or any(word in reason for word in _ABSENT)
   ):
     message = (
-      'the server of the bucket does not answer, asked several times: give the '
-      f'command again when it does ({reason})'
+      'the server of the bucket does not answer after several attempts: run '
+      f'the command again later ({reason})'
     )
     return ConnectionError(errno.EHOSTUNREACH, message, path)
   if isinstance(error, OSError | HttpError):

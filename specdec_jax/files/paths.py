@@ -1,4 +1,4 @@
-"""What every path of a user goes through."""
+"""Paths that users give: local ones, and those of buckets."""
 
 import os
 import re
@@ -10,27 +10,28 @@ import numpy as np
 
 from specdec_jax.files.require import require
 
-# Importing it takes a second and a half, which local paths are spared.
+# Imported only for paths of buckets, since it takes one and a half seconds.
 if TYPE_CHECKING:
   from specdec_jax.files.buckets import BucketPath, Ranges
 
-# Matches gs:// and `gs:/`, which `Path` makes of it.
+# Matches gs:// and `gs:/`, to which `Path` shortens it.
 _BUCKET = re.compile(r'gs:/+')
 _ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/', re.IGNORECASE)
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-  """Returns a path of this machine's file systems, with `~` expanded, or, if it
-  begins with `gs://`, of a bucket (`buckets.BucketPath`). Asks no server.
+  """Returns a local path with `~` expanded, or for `gs://` a
+  `buckets.BucketPath`. Sends no request.
 
-  Raises ValueError if it is the URL of something else, which as a path would be
-  a local folder such as `s3:`, names no bucket, or begins with a home folder
-  that is not known; ImportError without the packages for a bucket.
+  ValueError for other URLs, which would be local folders such as `s3:`, for
+  `gs://` without a bucket, and for an unknown home folder; ImportError without
+  the packages for buckets.
   """
-  # `Path('gs://b/x')` is `gs:/b/x`: however it was made, it is of a bucket.
+  # `Path('gs://b/x')` is `gs:/b/x`, which is accepted as well.
   text = str(path)
-  if found := _BUCKET.match(text):
-    text = f'gs://{text[found.end() :]}'
+  match = _BUCKET.match(text)
+  if match:
+    text = f'gs://{text[match.end() :]}'
     if text.rstrip('/') == 'gs:':
       raise ValueError('gs:// names no bucket: write gs://BUCKET/FOLDER')
     require('etils.epath', extra='gcs', purpose=text)
@@ -47,7 +48,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser()
   except RuntimeError as error:
     raise ValueError(
-      f'{path}: no home folder of that name is known; give the whole path'
+      f'{path}: there is no such home folder; give the full path'
     ) from error
 
 
@@ -62,18 +63,18 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def is_in_bucket(path: str | os.PathLike[str]) -> bool:
-  """Tells whether a path of `user_path` is of a bucket."""
+  """Returns whether a path of `user_path` is in a bucket."""
   return str(path).startswith('gs://')
 
 
 def in_bucket(path: Path) -> 'BucketPath | None':
-  """Returns a path of `user_path` as a bucket's; None for a local one."""
+  """Returns a path of `user_path` if it is in a bucket, else None."""
   return cast('BucketPath', path) if is_in_bucket(path) else None
 
 
 def remove_tree(folder: Path, *, ignore_errors: bool = True) -> None:
-  """Removes a folder and all below it, if it is there; OSError if it cannot be
-  removed and is in a bucket, or errors are not ignored."""
+  """Removes a folder and everything in it, if it exists; OSError if it cannot
+  be removed and is in a bucket, or errors are not ignored."""
   if (remote := in_bucket(folder)) is not None:
     remote.rmtree(missing_ok=True)
   else:
@@ -81,8 +82,8 @@ def remove_tree(folder: Path, *, ignore_errors: bool = True) -> None:
 
 
 def mapped(path: Path) -> 'np.ndarray | Ranges':
-  """Returns the bytes of a file, uint8, which `[start:stop]` reads as needed: a
-  mapped array, or, in a bucket, `Ranges`. OSError if it cannot be read."""
+  """Returns the bytes of a file, uint8, which are read when sliced: a memory
+  map, or in a bucket `Ranges`. OSError if it cannot be read."""
   if (remote := in_bucket(path)) is not None:
     from specdec_jax.files import buckets
 

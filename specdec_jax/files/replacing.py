@@ -1,8 +1,8 @@
-"""Files and folders that take their place only when they are complete.
+"""Files and folders that appear under their name only when they are complete.
 
-Local ones are written beside their place, and renamed. A bucket has no rename
-of folders, and its objects appear when they are complete: a folder is written
-in its place, and last what says that it is whole.
+Local ones are written under a temporary name, and renamed. In a bucket, folders
+cannot be renamed, and objects appear when they are complete: a folder is
+written in place, and the file that marks it as complete comes last.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from specdec_jax.files.paths import (
 
 # Part of the name of an incomplete file.
 PARTIAL = '.partial-'
-# Lies in an incomplete folder of a bucket.
+# A file in an incomplete folder of a bucket.
 _BEGUN = 'specdec-begun'
 
 
@@ -33,14 +33,13 @@ def file(
   *,
   on_failure: Callable[[Path], None] | None = None,
 ) -> Iterator[Path]:
-  """Yields where to write a file, on a local disk, which gets the name `path`
-  at the end, flushed to the disk. A link stays a link, and a file that is
-  replaced hands on its mode.
+  """Yields a local path to write; at the end the file is flushed and renamed to
+  `path`, or uploaded. A link stays a link, and a replaced file keeps its mode.
 
-  A killed process leaves `path.partial-*` behind, or, for one of a bucket, a
-  temporary folder. If the work fails, what was written is removed, or left and
-  told to `on_failure`. Raises ValueError if the file cannot be written; with
-  `on_failure` OSError.
+  A killed process leaves `path.partial-*` behind, or for a bucket a temporary
+  folder. If the block fails, the partial file is removed, or kept and passed to
+  `on_failure`. ValueError if the file cannot be written; with `on_failure`
+  OSError.
   """
   path = user_path(path)
   if is_in_bucket(path):
@@ -49,11 +48,11 @@ def file(
     refused: Path = path
   else:
     final, folder = Path(os.path.realpath(path)), None
-    # Processes on several hosts may have the same number.
+    # Processes on several hosts may have the same id.
     unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
     begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
     refused = begun
-  # Who keeps parts of a file also writes elsewhere, and may fail there.
+  # With `on_failure` the block may fail for other reasons than this file.
   with contextlib.nullcontext() if on_failure else _explained(path, refused):
     try:
       yield begun
@@ -71,14 +70,14 @@ def file(
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a file that appears complete or not at all."""
+  """Writes a file atomically."""
   with file(path) as begun:
     begun.write_text(text, encoding='utf-8', newline='\n')
 
 
 def create_text(path: Path, text: str) -> bool:
-  """Writes as `write_text`, but in a bucket, where others may write as well,
-  only if the object does not exist. Returns whether it wrote."""
+  """Writes like `write_text`, but in a bucket only if the object does not
+  exist, since others may write there. Returns whether it wrote."""
   if (remote := in_bucket(path)) is not None:
     return remote.create(text)
   write_text(path, text)
@@ -86,13 +85,13 @@ def create_text(path: Path, text: str) -> bool:
 
 
 def _flush(path: Path) -> None:
-  """Waits until a file is on its disk: a crash could leave its name alone."""
+  """Flushes a file to its disk: after a crash it might be empty otherwise."""
   with path.open('rb') as written:
     os.fsync(written.fileno())
 
 
 def _put(begun: Path, final: Path) -> None:
-  """Gives a file that is complete its place."""
+  """Renames or uploads a complete file."""
   if (remote := in_bucket(final)) is not None:
     remote.upload(begun)
     return
@@ -106,16 +105,17 @@ def _put(begun: Path, final: Path) -> None:
 def new_folder(
   final: str | os.PathLike[str], *, overwrite: bool = False
 ) -> Iterator[Path]:
-  """Yields a new folder beside `final`, which gets that name at the end, with
-  all folders above it, flushed to the disk. A link stays a link. If the work
-  fails or is interrupted, `final` is as before. ValueError if it is there and
-  not empty, at the beginning or the end, unless `overwrite`; an OSError that
-  names it if it cannot be written.
+  """Yields a new folder, which is flushed and renamed to `final` at the end.
 
-  A killed process leaves `final.tmp-PID-...`, which T5X's and our readers know
-  for an unfinished one; in a bucket, a folder that `is_begun`, and that is
-  replaced. There it yields `final` itself, emptied: the block has to write last
-  that by which readers know a whole one.
+  Parent folders are made, and a link stays a link. If the block fails or is
+  interrupted, `final` is unchanged. ValueError if `final` exists and is not
+  empty, at the beginning or the end, unless `overwrite`; OSError with its name
+  if it cannot be written.
+
+  A killed process leaves `final.tmp-PID-...`, which readers of T5X and of this
+  package ignore; in a bucket a folder that `is_begun`, which is replaced. There
+  `final` itself is yielded, emptied, and the block must write last the file
+  that marks a complete folder.
   """
   final = user_path(final)
   if not overwrite and _is_taken(final):
@@ -133,10 +133,10 @@ def new_folder(
       yield begun
       for path in filter(Path.is_file, begun.rglob('*')):
         _flush(path)
-    # Two renames: folders cannot be exchanged in one. If the second fails, or
-    # the process is interrupted, the old one goes back.
+    # Two renames, since folders cannot be exchanged. If the second fails, the
+    # first is undone.
     if not overwrite and _is_taken(final):
-      raise ValueError(f'{final} was written meanwhile, and stays as it is')
+      raise ValueError(f'{final} was written meanwhile, and is unchanged')
     if final.exists():
       final.rename(replaced)
     begun.rename(final)
@@ -148,26 +148,27 @@ def new_folder(
 
 
 def _is_taken(final: Path) -> bool:
-  """Tells whether a path is anything but an empty or a begun folder."""
+  """Returns whether a path exists and is not an empty or a begun folder."""
   if final.is_dir():
     return any(final.iterdir()) and not is_begun(final)
   return final.exists()
 
 
 def is_begun(folder: Path) -> bool:
-  """Tells whether a killed process left this folder of a bucket."""
+  """Returns whether a killed process left this folder of a bucket."""
   return is_in_bucket(folder) and (folder / _BEGUN).is_file()
 
 
 @contextlib.contextmanager
 def _in_place(final: Path, mark: str = '') -> Iterator[None]:
-  """Runs the block in a folder of a bucket that holds only the mark of a write
-  that has begun; if it fails, removes what it wrote. A file `mark` of an older
-  folder is deleted first, since readers take it to mean that all is there."""
+  """Runs the block in an emptied folder of a bucket with a file that says that
+  writing has begun; if the block fails, removes the folder. The file `mark`,
+  which marks a complete folder, is removed before all other files."""
   begun = final / _BEGUN
   begun.write_bytes(b'')
   try:
-    for child in sorted(final.iterdir(), key=lambda each: each.name != mark):
+    # `mark` first: False sorts before True.
+    for child in sorted(final.iterdir(), key=lambda path: path.name != mark):
       if child.is_dir():
         remove_tree(child)
       elif child != begun:
@@ -175,7 +176,7 @@ def _in_place(final: Path, mark: str = '') -> Iterator[None]:
     yield
     begun.unlink()
   except GeneratorExit:
-    raise  # Collected, maybe in the client's own loop: it gets no request.
+    raise  # Garbage collection, where the client must not send requests.
   except BaseException:
     with contextlib.suppress(OSError):  # The first error explains it.
       remove_tree(final)
@@ -186,10 +187,9 @@ def _in_place(final: Path, mark: str = '') -> Iterator[None]:
 def folder(
   path: str | os.PathLike[str], mark: str, *, overwrite: bool
 ) -> Iterator[Path]:
-  """Makes a folder as `new_folder`, but replaces only an empty one and, if
+  """Makes a folder like `new_folder`, but replaces only an empty one or, if
   `overwrite`, one with a file `mark`; ValueError if `path` is taken, or cannot
-  be written. One of a bucket is written in a temporary folder, and uploaded,
-  `mark` last."""
+  be written. For a bucket, a temporary folder is uploaded, `mark` last."""
   path = user_path(path)
   # A folder with a mark was written by a command like this one.
   if path.exists():
@@ -204,11 +204,11 @@ def folder(
   if (remote := in_bucket(path)) is not None:
     with tempfile.TemporaryDirectory(prefix='specdec-') as name:
       yield Path(name)
-      # Uploads the mark last: readers take a folder with its mark for complete.
-      begun = [each for each in Path(name).iterdir() if each.name != mark]
+      # The mark comes last: it says that the folder is complete.
+      sources = [file for file in Path(name).iterdir() if file.name != mark]
       with _in_place(path, mark):
-        for each in (*begun, Path(name, mark)):
-          (remote / each.name).upload(each)
+        for source in (*sources, Path(name, mark)):
+          (remote / source.name).upload(source)
     return
   final = Path(os.path.realpath(path))
   with _explained(path, final), new_folder(final, overwrite=overwrite) as new:
@@ -217,7 +217,7 @@ def folder(
 
 @contextlib.contextmanager
 def _explained(path: str | os.PathLike[str], begun: Path) -> Iterator[None]:
-  """Says what an OSError means for `path`, if writing `begun` raised it."""
+  """Turns an OSError from writing `begun` into a ValueError about `path`."""
   try:
     yield
   except OSError as error:

@@ -86,8 +86,8 @@ def test_no_server(server, impatient, monkeypatch, capfd):
   command = 'generate', '--prompt=a', '--model', 'gs://absent/t5'
   found = told(capfd, *command, status=75)
   assert found.startswith(
-    'gs://absent/t5: the server of the bucket does not answer, asked several '
-    'times: give the command again when it does (Cannot connect to host '
+    'gs://absent/t5: the server of the bucket does not answer after several '
+    'attempts: run the command again later (Cannot connect to host '
   )
   assert len(asked) == gcsfs.GCSFileSystem.retries
 
@@ -226,7 +226,7 @@ def test_a_server_that_stays_away(
     door.refusal = doors.everything_after(array)
     found = told(capfd, *command, status=75)
     assert re.match(rf'(cannot write )?{there}\S*: the server', found), found
-    assert 'does not answer, asked several times: give the command' in found
+    assert 'does not answer after several attempts: run the command' in found
     assert not back.exists()
     door.refusal = lambda *_: None
     assert main(command) == 0
