@@ -1,4 +1,4 @@
-"""Audits an engine: compares its draws with its model's probabilities."""
+"""Audits an engine: compares its samples with its model's probabilities."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,12 +12,11 @@ from specdec_jax.audit.report import Counts, Report
 
 Tokens = tuple[int, ...]
 NextProbs = Callable[[Tokens], np.ndarray]
-# Prefixes that were reached more rarely share cells.
+# Prefixes that were reached less often share cells.
 _MIN_VISITS = 100
-# Rows of a batch count outcomes by rank, the rarest together.
+# Tests of rows of a batch count outcomes by rank, the rarest together.
 _MAX_RANKS = 256
-# The most prefixes for which the model is asked, per prompt and token; what
-# follows others is not tested.
+# The most prefixes that are tested, per prompt and token.
 MAX_PREFIXES = 2000
 
 
@@ -96,7 +95,8 @@ def audit(
       # Draws that are all equal are allowed: a model may have one answer only.
       if np.array_equal(first, second) and (first != first[0]).any():
         raise ValueError('two seeds gave the same draws: sample ignores seeds')
-    if wrong := sum(_num_wrong_ends(each, eos_ids) for each in tokens):
+    wrong = sum(_num_wrong_ends(sequences, eos_ids) for sequences in tokens)
+    if wrong:
       faults.append(f'{name}: {wrong} continuations end too early or too late')
     if greedy is not None:
       differences += _differences(prompt, greedy(prompt), next_probs)
@@ -122,7 +122,7 @@ def audit(
 
 
 def _batches(num_rows: int, num_draws: int) -> list[int]:
-  """Lists the numbers of rows, one after the other, that are tested apart."""
+  """Lists the numbers of rows to test apart from each other."""
   if num_rows == 1:
     return []
   while num_rows % 2 == 0 and num_draws < _MIN_VISITS * num_rows:
@@ -134,10 +134,10 @@ def _padded(
   sequences: Sequence[Sequence[int]] | np.ndarray, num_tokens: int
 ) -> np.ndarray:
   """Pads continuations with -1 to an array `[N, L + 1]`."""
-  made = np.full((len(sequences), num_tokens + 1), -1)
-  for row, tokens in zip(made, sequences, strict=True):
+  padded = np.full((len(sequences), num_tokens + 1), -1)
+  for row, tokens in zip(padded, sequences, strict=True):
     row[: len(tokens)] = tokens[: num_tokens + 1]
-  return made
+  return padded
 
 
 def _num_wrong_ends(tokens: np.ndarray, eos_ids: Sequence[int]) -> int:
@@ -159,8 +159,8 @@ def _of_sequences(parts: Sequence[Counts]) -> Counts:
 
 
 class _Counted(NamedTuple):
-  """What was counted at one position: of each seed, of all of them, and for
-  each number of rows of these rows apart."""
+  """Counts at one position: of each seed, of all seeds, and by row of the
+  engine's batches, for each number of rows."""
 
   of_seeds: Sequence[Counts]
   of_all: Counts
@@ -174,30 +174,36 @@ def _counted(
   next_probs: NextProbs,
   batches: Sequence[int],
 ) -> _Counted:
-  """Counts what followed each prefix; `batches` are numbers of rows."""
-  # Whose draw each row is: of 2 and 3 draws [0, 0, 1, 1, 1], and which of its
-  # seed's draws: [0, 1, 0, 1, 2].
+  """Counts the tokens after each prefix; `batches` are numbers of rows."""
+  # The seed of each draw, such as [0, 0, 1, 1, 1] for 2 and 3 draws, and the
+  # index of the draw: [0, 1, 0, 1, 2].
   seeds = np.repeat(np.arange(len(tokens)), [*map(len, tokens)])
-  turns = np.concatenate([np.arange(len(each)) for each in tokens])
+  draw_ids = np.concatenate([np.arange(len(array)) for array in tokens])
   joined = np.concatenate(tokens)
   is_there = joined[:, position] >= 0
-  joined, seeds, turns = joined[is_there], seeds[is_there], turns[is_there]
+  joined, seeds, draw_ids = (
+    joined[is_there],
+    seeds[is_there],
+    draw_ids[is_there],
+  )
   if position:
-    # Sorts rows by prefix, so that equal ones are adjacent.
+    # Sort draws by prefix, so that equal prefixes are adjacent.
     order = np.lexsort(joined[:, :position].T)
-    joined, seeds, turns = joined[order], seeds[order], turns[order]
-  # Of sorted prefixes 11, 11, 12, 20 groups begin at 2 and 3.
+    joined, seeds, draw_ids = joined[order], seeds[order], draw_ids[order]
+  # Group draws by prefix: of 11, 11, 12, 20 groups begin at 2 and 3.
   is_new = (joined[1:, :position] != joined[:-1, :position]).any(1)
   starts = np.flatnonzero(is_new) + 1
-  parts = [np.split(each, starts) for each in (joined, seeds, turns)]
+  parts = [np.split(array, starts) for array in (joined, seeds, draw_ids)]
   groups = sorted(zip(*parts, strict=True), key=lambda part: -len(part[0]))
+  tested = groups[:MAX_PREFIXES] if len(joined) else []
+  # Count the tokens after every prefix, by seed and by row.
   rows: list[list[Cells]] = [[] for _ in range(len(tokens) + 1)]
   by_rank: dict[int, np.ndarray] = {}
-  by_row = [np.zeros((2, num, _MAX_RANKS)) for num in batches]
-  for group, of_seed, of_turn in groups[: MAX_PREFIXES if len(joined) else 0]:
+  row_tables = [np.zeros((2, num, _MAX_RANKS)) for num in batches]
+  for group, group_seeds, group_draws in tested:
     prefix, after = group[0, :position].tolist(), group[:, position]
     probs = np.asarray(next_probs((*prompt, *prefix)), np.float64)
-    # NaN is neither; shares that do not sum to 1 will do.
+    # NaN fails both comparisons; probabilities need not sum to 1.
     if not ((probs >= 0) & (probs < np.inf)).all():
       raise ValueError(
         f'next_probs of {(*prompt, *prefix)} are no probabilities: they range '
@@ -206,48 +212,52 @@ def _counted(
     if after.max() >= len(probs):
       raise ValueError(f'token {after.max()} is not below V = {len(probs)}')
     ranks = np.argsort(-probs, kind='stable')
-    for table in by_row:
-      _add_by_row(table, of_turn, after, probs, ranks)
-    for side in np.unique([*of_seed, len(tokens)]):
-      is_own = (of_seed == side) | (side == len(tokens))
-      observed = np.bincount(after[is_own], minlength=len(probs))
+    for table in row_tables:
+      _add_by_row(table, group_draws, after, probs, ranks)
+    for seed in np.unique([*group_seeds, len(tokens)]):
+      is_of_seed = (group_seeds == seed) | (seed == len(tokens))
+      observed = np.bincount(after[is_of_seed], minlength=len(probs))
       row, num = pool(observed, probs), observed.sum()
       if 0 in row.expected or (len(row.expected) > 1 and num >= _MIN_VISITS):
-        rows[side].append(row)
+        rows[seed].append(row)
       else:
-        # Prefixes too rare for cells of their own are added up by the rank of
-        # the next token: the likeliest of each, the second, and so on.
+        # Rare prefixes are pooled by the rank of the next token: the likeliest
+        # of every prefix, the second, and so on.
         both = np.stack([observed, probs * (num / probs.sum())])
-        by_rank[side] = by_rank.get(side, 0) + both[:, ranks]
-  for side, ranked in by_rank.items():
-    rows[side].append(pool(*ranked))
-  rare = [seeds[:0], *(of_seed for _, of_seed, _ in groups[MAX_PREFIXES:])]
+        by_rank[seed] = by_rank.get(seed, 0) + both[:, ranks]
+  for seed, ranked in by_rank.items():
+    rows[seed].append(pool(*ranked))
+  # Draws after prefixes that were not tested.
+  rare = [seeds[:0]]
+  for _, group_seeds, _ in groups[MAX_PREFIXES:]:
+    rare.append(group_seeds)
+  # Draws and untested draws, by seed and in total.
   num_draws, num_rare = (
-    [*np.bincount(of_seed, minlength=len(tokens)).tolist(), len(of_seed)]
-    for of_seed in (seeds, np.concatenate(rare))
+    [*np.bincount(ids, minlength=len(tokens)).tolist(), len(ids)]
+    for ids in (seeds, np.concatenate(rare))
   )
   *of_seeds, of_all = map(Counts, rows, num_draws, num_rare)
   of_batches = [
     of_all._replace(
       rows=[pool(*row) for row in table.swapaxes(0, 1) if row[0].any()]
     )
-    for table in by_row
+    for table in row_tables
   ]
   return _Counted(of_seeds, of_all, of_batches)
 
 
 def _add_by_row(
   table: np.ndarray,
-  turns: np.ndarray,
+  draw_ids: np.ndarray,
   tokens: np.ndarray,
   probs: np.ndarray,
   ranks: np.ndarray,
 ) -> None:
-  """Adds the tokens `[N]` of a prefix to what was counted and expected, float64
+  """Adds the tokens `[N]` of a prefix to observed and expected counts, float64
   `[2, rows, _MAX_RANKS]`, by the rank of the token.
 
-  The draws' numbers `turns[N]` say which rows they are of; `ranks` are the ids
-  of `probs[V]`, the likeliest first.
+  `draw_ids[N]` modulo the number of rows are the rows of draws; `ranks` are the
+  ids of `probs[V]`, the likeliest first.
   """
   num_rows = table.shape[1]
   places = np.empty_like(ranks)
@@ -257,7 +267,7 @@ def _add_by_row(
   expected = np.zeros(_MAX_RANKS)
   expected[: len(probs)] = sorted_probs[:_MAX_RANKS]
   expected[last] += sorted_probs[_MAX_RANKS:].sum()
-  of_row = turns % num_rows
+  of_row = draw_ids % num_rows
   observed = np.minimum(places[tokens], last)
   np.add.at(table[0], (of_row, observed), 1)
   table[1] += np.bincount(of_row, minlength=num_rows)[:, None] * expected

@@ -1,4 +1,4 @@
-"""A decoder as the two functions that `specdec_jax.audit` takes."""
+"""Adapts a decoder to the two functions that `specdec_jax.audit` takes."""
 
 import dataclasses
 import functools
@@ -26,19 +26,19 @@ def engine(
 ) -> tuple[
   Callable[[Tokens, int, int], list[list[int]]], Callable[[Tokens], np.ndarray]
 ]:
-  """Makes `sample` and `next_probs`, to which a prompt is a text's number.
+  """Makes `sample` and `next_probs`, whose prompts are indices of texts.
 
-  The probabilities are those of one call of the target without a draft, as the
-  decoder was told to sample; `advance` is told how many texts were drawn, for
-  all prompts together. Raises as `packing.pack`.
+  The probabilities are of one call of the target without a draft, with the
+  decoder's sampling. `advance` is called with the number of texts that were
+  drawn. Raises as `packing.pack`.
   """
 
   @functools.cache
   def drawn(num: int, seed: int) -> list[list[int]]:
-    own = dataclasses.replace(settings, seed=seed)
-    # Texts take turns, so that a batch has rows of different lengths.
-    batches = packing.pack(decoder, [*texts] * num, own)
-    decode = running.compile_decode(decoder, batches[0], own)
+    seed_settings = dataclasses.replace(settings, seed=seed)
+    # Texts alternate, so that a batch has rows of different lengths.
+    batches = packing.pack(decoder, [*texts] * num, seed_settings)
+    decode = running.compile_decode(decoder, batches[0], seed_settings)
     rows = []
     for batch in batches:
       output = jax.device_get(decode(batch, ()))
@@ -68,7 +68,7 @@ def engine(
     return to_probs(processors.after_drafts(logits, begun.context, tokens))[0]
 
   def next_probs(prefix: Tokens) -> np.ndarray:
-    # The last token asked for follows all others: [pending, t_1 .. t_(L-1)].
+    # Feed all tokens but the last: [pending, t_1 .. t_(L-1)].
     fed = np.zeros((1, settings.max_new_tokens - 1), np.int32)
     fed[0, : len(prefix) - 1] = prefix[1:]
     probs = after(decoder.params.target, prompts[prefix[0]], fed)

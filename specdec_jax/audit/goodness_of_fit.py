@@ -8,8 +8,8 @@ from scipy import optimize, stats
 
 
 class Cells(NamedTuple):
-  """Observed and expected counts of outcomes, float64 `[K]` each. Expected is 0
-  only for what was drawn although its probability is 0."""
+  """Observed and expected counts of outcomes, float64 `[K]` each. An expected
+  count of 0 is of outcomes that were drawn although their probability is 0."""
 
   observed: np.ndarray
   expected: np.ndarray
@@ -18,9 +18,9 @@ class Cells(NamedTuple):
 def pool(
   observed: np.ndarray, probs: np.ndarray, min_expected: float = 5.0
 ) -> Cells:
-  """Pools outcomes `[V]` that are expected fewer than `min_expected` times with
-  those nearly as likely; if all of them are too few for a pool, they are added
-  to the likeliest outcome."""
+  """Pools outcomes `[V]` with expected counts below `min_expected` with those
+  of similar probability; if they are too few for a pool, they are added to the
+  likeliest outcome."""
   expected = probs * (observed.sum() / probs.sum())
   # Likeliest first, without impossible outcomes: probs [.2, 0, .8] have the
   # order [2, 0].
@@ -70,7 +70,7 @@ class GTest(NamedTuple):
     """
     # At a total variation of d the statistic is nearly noncentral chi-squared,
     # with noncentrality 2 n KL >= 4 n d^2 (Pinsker).
-    # A statistic that is unusually small proves no more than the mean does.
+    # An unusually small statistic is replaced by its mean.
     seen = max(self.statistic, self.degrees)
     return self._distance(
       lambda x: stats.ncx2.sf(seen, self.degrees, x), confidence
@@ -92,13 +92,14 @@ class GTest(NamedTuple):
     high = 1.0
     while rising(high) < goal:
       high *= 2
-    found = optimize.brentq(lambda x: rising(x) - goal, 1e-9, high)
-    return min(1.0, 0.5 * (found / self.num_draws) ** 0.5)
+    noncentrality = optimize.brentq(lambda x: rising(x) - goal, 1e-9, high)
+    return min(1.0, 0.5 * (noncentrality / self.num_draws) ** 0.5)
 
 
 def g_test(rows: Sequence[Cells], num_draws: int) -> GTest:
-  """Tests rows of cells together, of so many draws."""
-  statistic, degrees = 0.0, 0
+  """Tests rows of cells together."""
+  statistic = 0.0
+  degrees = 0
   for observed, expected in rows:
     is_possible, num = expected > 0, observed.sum()
     if not is_possible.all():

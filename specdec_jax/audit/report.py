@@ -107,14 +107,14 @@ class Report(NamedTuple):
     ]
     if self.differences is not None:
       lines.append(f'Greedy: {len(self.differences)} prompts differ.')
-      lines += [f'Greedy: {each}.' for each in self.differences]
+      lines += [f'Greedy: {difference}.' for difference in self.differences]
     # A Markdown table whose columns are as wide as their longest cells.
-    said = {True: 'rejected', False: 'NOT rejected', None: '-'}
+    outcomes = {True: 'rejected', False: 'NOT rejected', None: '-'}
     titles = 'test;draws;degrees;G;p;bias seen from;bias below;control'
     table = [line.split(';') for line in (titles, ';'.join(['---'] * 8))]
     table += [
       f'{name};{test.num_draws};{test.degrees};{test.statistic:.1f};{p:.2g};'
-      f'{seen:.4f};{bound:.4f};{said[control]}'.split(';')
+      f'{seen:.4f};{bound:.4f};{outcomes[control]}'.split(';')
       for name, test, p, seen, bound, control, _ in self.checks
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
