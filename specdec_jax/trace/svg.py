@@ -1,11 +1,11 @@
-"""Traces as one SVG that needs nothing else, as in Figure 1 of Leviathan et al.
+"""Traces as a self-contained SVG, as in Figure 1 of Leviathan et al.
 (https://arxiv.org/abs/2211.17192): a line per iteration.
 
 Accepted tokens are green, the rejected one red and struck, the target's own
-blue: corrections bold, bonus tokens underlined. What was drafted beyond the
-rejected token is left out. Colours follow the reader's light or dark theme.
-Needs jinja2, which fills in `svg.html`, and rich, which knows how wide
-characters are.
+blue: corrections bold, bonus tokens underlined. Tokens drafted beyond the
+rejected one are left out. Colours follow the reader's light or dark theme.
+Needs jinja2, for the template `svg.html`, and rich, for the widths of
+characters.
 """
 
 import functools
@@ -28,8 +28,8 @@ _VERDICTS = ('accepted', 'rejected', 'correction', 'bonus', 'plain')
 
 
 def render(traced: Trace, *, max_iterations: int | None = None) -> str:
-  """Draws all rows, with at most `max_iterations` of each; returns text to be
-  written as UTF-8. Raises ImportError without jinja2 or rich."""
+  """Draws all rows, with at most `max_iterations` of each; returns text for a
+  UTF-8 file. ImportError without jinja2 or rich."""
   require('rich.cells', extra='models', purpose='a picture of a trace')
   committed = (
     ''.join(
@@ -43,7 +43,9 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
     traced=traced,
     max_iterations=max_iterations,
     description='\n'.join(map(visible, committed)),
-    legend=[(each, each) for each in _VERDICTS if each in traced.verdicts],
+    legend=[
+      (verdict, verdict) for verdict in _VERDICTS if verdict in traced.verdicts
+    ],
     style=''.join(map(str.strip, templates.asset('svg.css').splitlines())),
   )
 
@@ -88,7 +90,7 @@ def _token_lines(record: Record) -> list[list[tuple[str, str]]]:
 def _wrapped(
   tokens: Sequence[tuple[str, str]], num_columns: int
 ) -> list[list[tuple[str, str]]]:
-  """Puts verdicts and texts in lines; what is wider than a line is cut."""
+  """Breaks verdicts and texts into lines; texts wider than a line are split."""
   from rich import cells
 
   lines: list[list[tuple[str, str]]] = [[]]
