@@ -18,11 +18,15 @@ def widths_to_time(max_gamma: int) -> tuple[int, ...]:
   return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
 
 
-def per_token(first: float, whole: float, num: int) -> float:
-  """Computes the cost of each further token of a draft of `num`, which costs
-  `whole`: 0 if the first alone was found no cheaper, and its cost if there are
-  no others."""
-  return max(whole - first, 0.0) / (num - 1) if num > 1 else first
+def per_token(first: float, total: float, num: int) -> float:
+  """Computes the cost of each token after the first of a draft of `num` tokens.
+
+  `first` is the cost of a draft of one token, `total` of all: 0 if the first
+  costs as much as all, and `first` if there are no others.
+  """
+  if num <= 1:
+    return first
+  return max(total - first, 0.0) / (num - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,8 +119,9 @@ class Costs:
     chain = self.first_draft_seconds + (levels - 1) * self.draft_seconds
     if depth is None or not self.tree_nodes:
       return chain
-    # At least a chain's time: its parts are compiled separately, so a program
-    # that keeps weights on the chip between levels would favour trees.
+    # At least the time of a chain: the parts of a chain are compiled
+    # separately, while a tree's program may keep weights on the chip between
+    # levels.
     level = np.interp(gamma, self.tree_nodes, self.level_seconds)
     return max(chain, depth * float(level))
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-# What rounding and a quiet machine explain: of a ratio of two times, and of a
-# whole beside its parts, each of which is a difference of times.
+# Errors that rounding and a quiet machine explain: of a ratio of two times, and
+# of a sum of parts, each of which is a difference of times.
 _SLACK, _SLACK_OF_PARTS = 0.03, 0.1
-# Of turns, the longest over the shortest, beyond which a machine is busy.
+# The excess of the longest turn over the shortest beyond which a machine is
+# busy.
 _SPREAD = 0.15
-# A draft model takes at least this share of the time that its share of the
-# parameters would: its weights may be packed, and its encoder has no part in a
-# drafted token.
+# A draft model takes at least this fraction of the time that its share of the
+# parameters suggests: its weights may be packed, and its encoder does not run
+# for drafted tokens.
 _LEAST = 0.1
 
 
@@ -27,14 +28,14 @@ def sentence(doubts: Sequence[str]) -> str:
 
 def of_speeds(figures: Mapping[str, Any]) -> list[str]:
   """Lists doubts about figures of `benchmark.compare`."""
-  found = _of_ratio(figures['verify_cost_ratio'])
+  doubts = _of_ratio(figures['verify_cost_ratio'])
   most = figures['most_speedup']
   if figures['speedup'] > most * (1 + _SLACK):
-    found.append(
-      f'the speed of {figures["speedup"]:.2f} is beyond the {most:.2f} tokens '
-      'that a target run gives for each of plain decoding'
+    doubts.append(
+      f'the speedup of {figures["speedup"]:.2f} exceeds the {most:.2f} tokens '
+      'per target run relative to plain decoding'
     )
-  return found + of_turns(figures['turn_seconds'])
+  return doubts + of_turns(figures['turn_seconds'])
 
 
 def of_costs(
@@ -51,42 +52,42 @@ def of_costs(
   ms = lambda seconds: f'{1e3 * seconds:.4g} ms'
   plain, scoring = figures['target_seconds'][0], figures['target_seconds'][-1]
   width = figures['widths'][-1]
-  found = _of_ratio(scoring / plain)
+  doubts = _of_ratio(scoring / plain)
   target_call = figures.get('extend_seconds') or 0.0
   if target_call > scoring * (1 + _SLACK_OF_PARTS):
-    found.append(
-      f'the target call by itself is timed at {ms(target_call)}, and '
-      f'T({width}), of which it is a part, at {ms(scoring)}'
+    doubts.append(
+      f'the target call alone is timed at {ms(target_call)}, and T({width}), '
+      f'of which it is a part, at {ms(scoring)}'
     )
   first, further = figures['first_draft_seconds'], figures['draft_seconds']
   c_hat = figures['c_hat']
   if first < _LEAST * c_hat * plain:
-    found.append(
+    doubts.append(
       f'a drafted token is timed at {ms(first)}, and a plain step at '
       f'{ms(plain)}: too little for {c_hat:.2g} of the parameters'
     )
   elif is_one_by_one and further < _LEAST * first:
-    found.append(
+    doubts.append(
       f'a further drafted token is timed at {ms(further)}, and the first at '
       f'{ms(first)}'
     )
   parts = first + (width - 2) * further + scoring
   iteration = figures.get('iteration_seconds')
   if iteration is not None and parts > iteration * (1 + _SLACK_OF_PARTS):
-    found.append(
+    doubts.append(
       f'the parts of an iteration are timed at {ms(parts)} together, and the '
       f'iteration at {ms(iteration)}'
     )
-  return found
+  return doubts
 
 
 def of_turns(
   turn_seconds: Mapping[str, Sequence[float]], *, is_short: bool = False
 ) -> list[str]:
-  """Lists doubts about seconds of the same work in each turn, by what decoded.
+  """Lists doubts about the seconds of the same work in each turn, by name.
 
-  With `is_short` the work takes a moment, and any process may double the time
-  of one turn: then only the middle half of the turns counts.
+  With `is_short`, for work of a few milliseconds, only the middle half of the
+  turns counts, since any process may double the time of one.
   """
   ends = [0.25, 0.75] if is_short else [0.0, 1.0]
   ranges = {
@@ -100,13 +101,14 @@ def of_turns(
 
 
 def of_load() -> list[str]:
-  """Lists the doubt that other work leaves at this moment, if there is any."""
-  if not hasattr(os, 'getloadavg'):  # Not everywhere.
+  """Lists a doubt if other work keeps the machine busy."""
+  if not hasattr(os, 'getloadavg'):  # On Windows.
     return []
-  load, cores = os.getloadavg()[0], os.cpu_count() or 1
-  return (
-    [f'the load is {load:.1f} on {cores} cores'] if load > cores + 1 else []
-  )
+  load, _, _ = os.getloadavg()
+  cores = os.cpu_count() or 1
+  if load <= cores + 1:
+    return []
+  return [f'the load is {load:.1f} on {cores} cores']
 
 
 def _of_ratio(verify_cost_ratio: float) -> list[str]:

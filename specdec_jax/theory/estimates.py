@@ -2,12 +2,12 @@
 
 import numpy as np
 
-_NORMAL_QUANTILE = 1.96  # Of 97.5%.
+_NORMAL_QUANTILE = 1.96  # The quantile of 97.5%.
 
 
-def quotient(part: float, whole: float) -> float | None:
-  """Divides two scalars; None if `whole` is 0, as nothing was counted."""
-  return float(part) / float(whole) if whole else None
+def quotient(numerator: float, denominator: float) -> float | None:
+  """Divides two scalars; None if `denominator` is 0: nothing was counted."""
+  return float(numerator) / float(denominator) if denominator else None
 
 
 def ratio(
@@ -37,7 +37,7 @@ def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
   num_rows = int(is_counted.sum())
   if num_rows < 2:
     return None
-  # How far rows are from the mean, in counts: 3 of 10 lacks 2 where it is 0.5.
+  # The distance of rows from the mean, in counts: -2 for 3 of 10 and mean 0.5.
   excess = (sums - sums.sum() / counts.sum() * counts)[is_counted]
   deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
   return float(deviation / counts.sum())

@@ -21,10 +21,10 @@ from numpy.typing import ArrayLike
 
 from specdec_jax.theory.acceptance import in_range
 
-# Assumed for the shape of a tree whose size alone is given.
+# Assumed for the shape of a tree if only its size is given.
 DEFAULT_ALPHA = 0.6
 NUM_RANKS = 8
-# How the probability to reject r children decays, where it was not measured.
+# The exponent of the probability to reject r children, if it was not measured.
 POWER = 0.5
 _TOLERANCE = 1e-6
 
@@ -58,13 +58,13 @@ def assumed_rates(
 
 def checked_rates(rates: ArrayLike) -> np.ndarray:
   """Returns rank rates as float64 `[D, K]`, one row for `[K]`; ValueError
-  unless they are as the module's docstring says."""
-  found = np.atleast_2d(in_range('rank rates', rates, 0, 1))
-  if (np.diff(found, axis=1) > 0).any():
-    raise ValueError(f'rank rates must not increase, got {found.tolist()}')
-  if (total := found.sum(axis=1).max()) > 1 + _TOLERANCE:
+  unless they satisfy the conditions of the module's docstring."""
+  table = np.atleast_2d(in_range('rank rates', rates, 0, 1))
+  if (np.diff(table, axis=1) > 0).any():
+    raise ValueError(f'rank rates must not increase, got {table.tolist()}')
+  if (total := table.sum(axis=1).max()) > 1 + _TOLERANCE:
     raise ValueError(f'rank rates sum to at most 1, got {total:g}')
-  return found
+  return table
 
 
 def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
@@ -73,12 +73,12 @@ def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
   # and .2 at every depth, their values are .6, .2 and .36.
   rates = checked_rates(rates)
   num_children = [0] * (len(parents) + 1)
-  found = [1.0]
+  reached = [1.0]
   for parent, depth in zip(parents, depths(parents), strict=True):
     rank = num_children[parent]
     num_children[parent] += 1
-    found.append(found[parent] * _rate(rates, depth, rank))
-  return np.array(found[1:])
+    reached.append(reached[parent] * _rate(rates, depth, rank))
+  return np.array(reached[1:])
 
 
 def _rate(rates: np.ndarray, depth: int, rank: int) -> float:
@@ -89,7 +89,7 @@ def _rate(rates: np.ndarray, depth: int, rank: int) -> float:
 
 
 def expected_tokens_of_tree(parents: Sequence[int], rates: ArrayLike) -> float:
-  """Computes tokens per target run, with the one after the accepted path."""
+  """Computes tokens per target run, including the one after the path."""
   return 1 + float(values(parents, rates).sum())
 
 
@@ -114,7 +114,7 @@ def best_tree(
   if len(order) < num_nodes:
     raise ValueError(
       f'a tree of depth {max_depth} with {checked_rates(rates).shape[1]} ranks '
-      f'has at most {len(order)} nodes, and {num_nodes} are asked for'
+      f'has at most {len(order)} nodes, fewer than {num_nodes}'
     )
   return parents_of([path for _, path in order])
 
@@ -122,21 +122,22 @@ def best_tree(
 def best_paths(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-  """Finds the nodes with the greatest values, in descending order, each with
-  its value and the ranks along its path, from 0.
+  """Returns the nodes with the greatest values, in descending order, with their
+  values and the ranks along their paths, from 0.
 
-  Returns fewer than `num_nodes` if there are not as many. Of equal values, less
-  depth and then lower ranks come first. Arguments are those of `best_tree`.
+  Fewer than `num_nodes` if there are not as many. Of equal values, less depth
+  and then lower ranks come first. Arguments are those of `best_tree`.
   """
-  # A child's value is at most its parent's, and a sibling's at most that of the
-  # one before it. So the first n nodes are a tree for every n, and no tree of n
-  # nodes has more expected tokens: Sequoia's dynamic programme finds the same.
+  # The value of a child is at most its parent's, and at most that of the
+  # sibling before it. So the first n nodes are a tree for every n, and no tree
+  # of n nodes has more expected tokens: Sequoia's dynamic program finds the
+  # same.
   rates = checked_rates(rates)
   in_range('num_nodes', num_nodes, 1)
   in_range('max_depth', max_depth, 1)
   # A heap of (-value, depth, path, the parent's value). Once (0,), the root's
-  # first child, is taken, its next sibling (1,) and its first child (0, 0)
-  # wait: no other node is worth more than one of those that wait.
+  # first child, is taken, its next sibling (1,) and its first child (0, 0) are
+  # candidates: no other node has a greater value than all candidates.
   waiting: list[tuple[float, int, tuple[int, ...], float]] = []
 
   def wait(path: tuple[int, ...], above: float) -> None:
@@ -146,20 +147,20 @@ def best_paths(
       heapq.heappush(waiting, (-value, depth, path, above))
 
   wait((0,), 1.0)
-  found: list[tuple[float, tuple[int, ...]]] = []
-  while waiting and len(found) < num_nodes:
+  nodes: list[tuple[float, tuple[int, ...]]] = []
+  while waiting and len(nodes) < num_nodes:
     value, _, path, above = heapq.heappop(waiting)
-    found.append((-value, path))
+    nodes.append((-value, path))
     wait((*path[:-1], path[-1] + 1), above)
     wait((*path, 0), -value)
-  return found
+  return nodes
 
 
 def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
   """Makes the parents of the tree with these paths of ranks, from 0, in any
   order; ValueError for one twice, or without its parent or previous sibling."""
   index: dict[tuple[int, ...], int] = {(): 0}
-  found = []
+  parents = []
   # Breadth-first, siblings by rank: (0,), (1,), (0, 0) have parents 0, 0, 1.
   for path in sorted(paths, key=lambda path: (len(path), path)):
     if path in index:
@@ -170,14 +171,14 @@ def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
       raise ValueError(
         f'the tree has the path {list(path)} without {list(needed)}'
       )
-    found.append(index[tuple(above)])
+    parents.append(index[tuple(above)])
     index[path] = len(index)
-  return tuple(found)
+  return tuple(parents)
 
 
 def depths(parents: Sequence[int]) -> list[int]:
   """Computes the depth of each node 1 .. N."""
-  found = [0]
+  node_depths = [0]
   for parent in parents:
-    found.append(found[parent] + 1)
-  return found[1:]
+    node_depths.append(node_depths[parent] + 1)
+  return node_depths[1:]

@@ -114,7 +114,7 @@ def test_a_perfect_drafter_at_no_measured_cost_has_no_bound(run, folder):
   [
     ({'doubts': ['the load is 9.0 on 2 cores']}, 'the load is 9.0 on 2 cores'),
     # As files of earlier versions have them.
-    ({'extend_seconds': 1.3}, 'the target call by itself is timed at 1300 ms'),
+    ({'extend_seconds': 1.3}, 'the target call alone is timed at 1300 ms'),
     ({'first_draft_seconds': 1e-4}, 'a drafted token is timed at 0.1 ms, and'),
   ],
 )

@@ -28,7 +28,7 @@ def test_speeds_that_cannot_be_are_doubted():
   [told] = found(verify_cost_ratio=0.69)
   assert '0.69 of a plain step' in told
   [told] = found(speedup=1.81, most_speedup=1.44)
-  assert 'beyond the 1.44' in told
+  assert 'exceeds the 1.44' in told
   [told] = found(_QUIET | {'plain': [1.0, 1.0, 1.3]})
   assert 'plain decoding took 1 to 1.3 s' in told
 
@@ -44,7 +44,7 @@ def test_one_slow_turn_of_a_short_decode_is_no_doubt():
 @pytest.mark.parametrize(
   ('changes', 'told'),
   [
-    ({'extend_seconds': 5e-3}, 'the target call by itself is timed at 5 ms'),
+    ({'extend_seconds': 5e-3}, 'the target call alone is timed at 5 ms'),
     ({'target_seconds': [5e-3, 4e-3, 4e-3]}, 'at 0.80 of a plain step'),
     ({'first_draft_seconds': 9e-6}, 'a drafted token is timed at 0.009 ms'),
     ({'draft_seconds': 9e-6}, 'a further drafted token is timed at 0.009 ms'),
