@@ -67,7 +67,8 @@ def make(
 
 
 def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
-  """Makes a mesh by cutting the slice's box of devices into `submesh` boxes."""
+  """Makes a mesh by dividing the slice's box of devices into `submesh`
+  boxes."""
   if len(submesh) != 4 or min(submesh) < 1:
     raise ValueError(
       f'model_parallel_submesh has four sizes (x, y, z, cores), got {submesh}'
@@ -99,7 +100,7 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
       f'these are {devices[0].device_kind}: give num_partitions'
     )
   core = lambda device: getattr(device, 'core_on_chip', 0)
-  places = np.array([(*each.coords, core(each)) for each in devices])
+  places = np.array([(*device.coords, core(device)) for device in devices])
   # The coordinates of a part of a larger slice need not start at 0.
   places -= places.min(axis=0)
   shape = places.max(axis=0) + 1
@@ -129,7 +130,7 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
     for axis, size in zip(axes[path], leaf.shape, strict=True)
     if axis and size % sizes.get(rules.MESH_AXIS[axis], 1)
   )
-  # An axis that does not divide is named once, though every layer has it.
+  # The same axis of several layers is named once.
   if misfits:
     raise ValueError(
       f'a model axis of {sizes[rules.MODEL]} devices does not divide '
@@ -155,8 +156,8 @@ def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
   """Makes global arrays of a batch, split over `data` if a mesh is set.
 
   Every process passes the features of all rows, `[B, ...]`, and each device
-  takes the rows of its place on the mesh: devices that share a copy of the
-  model take the same rows, even if they belong to different processes. Raises
+  takes the rows of its position on the mesh: devices that share a copy of the
+  model take the same rows, even if they belong to different processes.
   ValueError if the data-parallel devices do not divide the rows.
   """
   mesh = jax.sharding.get_mesh()
@@ -172,17 +173,17 @@ def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
 
 
 def fetch(arrays: Any) -> Any:
-  """Fetches a pytree of arrays as numpy, whole in every process."""
+  """Fetches a pytree of arrays as numpy; every process gets all of them."""
 
-  def whole(x: Array) -> np.ndarray:
-    # With several processes, each has only the shards of its own devices.
+  def gathered(x: Array) -> np.ndarray:
+    # With several processes, each has only the shards of its devices.
     if x.is_fully_addressable:
       return np.asarray(x)
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(x, tiled=True)
 
-  return jax.tree.map(whole, arrays)
+  return jax.tree.map(gathered, arrays)
 
 
 def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
@@ -208,13 +209,13 @@ def with_shardings(tree: _Tree, shardings: Any) -> _Tree:
 
 
 def tree_bytes(tree: Any) -> int:
-  """Counts the bytes on each device of a tree of arrays or shapes, by their
-  shardings; a shape without one is whole, and two int4 share a byte."""
+  """Counts the bytes of a tree of arrays or shapes on each device, by their
+  shardings; a shape without one is replicated, and two int4 share a byte."""
 
   def num_bytes(leaf: Any) -> int:
     sharding = getattr(leaf, 'sharding', None)
     shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
-    # Random keys have an `itemsize` as well, the bytes of all their words.
+    # The `itemsize` of random keys is the bytes of all their words.
     size = math.prod(shape) * int(leaf.dtype.itemsize)
     return size // 2 if leaf.dtype == jnp.int4 else size
 
@@ -222,10 +223,11 @@ def tree_bytes(tree: Any) -> int:
 
 
 def check_devices(num_devices: int) -> None:
-  """Raises ValueError unless JAX has that many devices; called before anything
-  else asks JAX for one, see `platforms.prepare_libtpu`."""
+  """Raises ValueError unless JAX has that many devices. Called before anything
+  else uses devices: see `platforms.prepare_libtpu`."""
   platforms.prepare_libtpu()
-  if reason := platforms.missing():
+  reason = platforms.missing()
+  if reason:
     raise ValueError(reason)
   devices = jax.devices()
   if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
@@ -241,8 +243,8 @@ def drafter_shardings(mesh: Mesh, shapes: Any) -> Any:
   try:
     check_divides(mesh, shapes, batch_size=mesh.size)
   except ValueError:
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda _: whole, shapes)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda _: replicated, shapes)
   return parameter_shardings(mesh, shapes)
 
 
@@ -252,7 +254,8 @@ def device_mesh(
   model_parallel_submesh: Sequence[int] | None = None,
   num_devices: int | None = None,
 ) -> Mesh:
-  """Makes a mesh as `make`, of so many devices; ValueError without them."""
+  """Makes a mesh as `make`, of `num_devices` devices (None: all); ValueError if
+  there are fewer."""
   check_devices(1 if num_devices is None else num_devices)
   has_submesh = model_parallel_submesh is not None
   return make(

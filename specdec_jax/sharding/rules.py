@@ -46,15 +46,16 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
 
 def parameter_axes(mesh: Any, params: Any) -> dict[Any, tuple[str | None, ...]]:
   """Looks up the logical axes of each parameter of a pytree by its path. Those
-  that the table does not name, such as norms, are kept whole: all None."""
-  shapes, axes_by_path = {}, {}
+  that the table does not name, such as norms, are replicated: all None."""
+  shapes = {}
+  axes_by_path = {}
   leaves = jax.tree_util.tree_leaves_with_path(params)
   for path, leaf in leaves:
     shapes[_names(path)] = leaf.shape
   for path, leaf in leaves:
     *layer, module, _ = '', *_names(path)
-    whole = (None,) * len(leaf.shape)
-    axes = _PARAMETER_AXES.get(_names(path)[-2:], whole)
+    unsplit = (None,) * len(leaf.shape)
+    axes = _PARAMETER_AXES.get(_names(path)[-2:], unsplit)
     if 'experts' in axes:
       of_layer = (*layer[1:], 'expert_wo')
       axis = expert_axis(
@@ -99,8 +100,8 @@ def expert_axes(module: str, split: str) -> tuple[str | None, ...]:
   """Returns the logical axes of the kernel `expert_wi` or `expert_wo`, of which
   `expert_axis` returned the one that is split."""
   axes = _PARAMETER_AXES[module, 'kernel']
-  other = 'mlp' if split == 'experts' else 'experts'
-  return tuple(None if axis == other else axis for axis in axes)
+  unsplit_axis = 'mlp' if split == 'experts' else 'experts'
+  return tuple(None if axis == unsplit_axis else axis for axis in axes)
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
@@ -110,7 +111,7 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 
 def constrain(x: Array, *axes: str | None) -> Array:
   """Constrains `x` by its logical axes, if a mesh of several devices is set.
-  Axes that do not divide, such as few key-value heads, stay whole; see
+  Axes that do not divide, such as few key-value heads, are not split; see
   `fitting_spec`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
@@ -123,16 +124,16 @@ def map_shards(
   arrays: tuple[Array, ...],
   axes: tuple[tuple[str | None, ...], ...],
 ) -> Array:
-  """Calls `fn(*arrays)` on every device's own part of the arrays.
+  """Calls `fn(*arrays)` on every device's shards of the arrays.
 
-  For operations that index a split axis and need nothing from other devices,
-  which the compiler cannot know. `axes` are the logical axes of each array; the
-  result has the shape and the axes of the first. Without a mesh, a plain call.
+  For operations that index a split axis without using other shards, which the
+  compiler cannot know. `axes` are the logical axes of each array; the result
+  has the shape and the axes of the first. Without a mesh, a plain call.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return fn(*arrays)
-  # All arrays of a call are split alike or not at all.
+  # All arrays of a call are split in the same manner.
   specs = [
     fitting_spec(mesh, array.shape, names)
     for array, names in zip(arrays, axes, strict=True)
@@ -143,7 +144,7 @@ def map_shards(
 def fitting_spec(
   mesh: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> PartitionSpec:
-  """Makes a `partition_spec` whose axes stay whole if they do not divide."""
+  """Makes a `partition_spec` that does not split axes that do not divide."""
   # Shape (8, 6) and axes ('batch', 'heads') on a 2 x 4 mesh: ('data', None).
   spec = partition_spec(axes)
   sizes = dict(mesh.shape)
