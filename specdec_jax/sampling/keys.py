@@ -59,7 +59,7 @@ def row_keys(rng_key: Array, row_ids: Array) -> Array:
   """Derives keys `[B]` from one key of any kind and int32 row ids `[B]`; given
   B keys, returns those. Raises ValueError for another number of keys."""
   rng_key = threefry(rng_key)
-  if rng_key.shape == row_ids.shape:  # the rows have their own
+  if rng_key.shape == row_ids.shape:  # a key per row
     return rng_key
   if rng_key.shape:
     raise ValueError(
@@ -78,8 +78,8 @@ def iteration_keys(row_keys: Array, lengths: Array) -> tuple[Array, Array]:
 
 def split(row_keys: Array, count: int) -> Array:
   """Splits keys `[B]` into `[count, B]`."""
-  each = lambda key: jax.random.split(key, count)
-  return jax.vmap(each, out_axes=1)(threefry(row_keys))
+  split_key = lambda key: jax.random.split(key, count)
+  return jax.vmap(split_key, out_axes=1)(threefry(row_keys))
 
 
 def draw(draw_fn: Callable[[Array], Any], row_keys: Array) -> Any:

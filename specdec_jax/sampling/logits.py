@@ -73,12 +73,12 @@ def standardize(
 
 
 def _of_rows(logits: Array, rows: Sampling) -> Array:
-  """Computes probabilities of float32 logits `[B, ..., V]`, with settings of
-  each row. A limit that no row uses costs no time, and no row depends on the
-  settings of others."""
+  """Computes probabilities of float32 logits `[B, ..., V]` with settings by
+  row. A limit that no row uses is skipped, and no row depends on the settings
+  of others."""
   column = lambda x: jnp.reshape(x, (-1,) + (1,) * (logits.ndim - 1))
   is_greedy = column(rows.temperature) == 0
-  kept = logits / jnp.where(is_greedy, 1.0, column(rows.temperature))
+  scaled = logits / jnp.where(is_greedy, 1.0, column(rows.temperature))
   for keep, value, is_used in (
     (keep_top_k, rows.top_k, rows.top_k < logits.shape[-1]),
     (keep_top_p, rows.top_p, rows.top_p < 1),
@@ -86,8 +86,8 @@ def _of_rows(logits: Array, rows: Sampling) -> Array:
     (keep_typical_p, rows.typical_p, rows.typical_p < 1),
   ):
     same = lambda logits, value: logits
-    kept = jax.lax.cond(jnp.any(is_used), keep, same, kept, column(value))
-  return jnp.where(is_greedy, one_hot_of_best(logits), jax.nn.softmax(kept))
+    scaled = jax.lax.cond(jnp.any(is_used), keep, same, scaled, column(value))
+  return jnp.where(is_greedy, one_hot_of_best(logits), jax.nn.softmax(scaled))
 
 
 def keep_top_k(logits: Array, k: int | Array) -> Array:

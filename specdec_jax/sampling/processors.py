@@ -169,7 +169,7 @@ def _texts(
 
 
 def _biased(logits: Array, rows: Processors, texts: _Texts) -> Array:
-  """Adds a bias to the last id of each sequence whose others end the text."""
+  """Adds a bias to the last id of sequences whose other ids end the text."""
   if not rows.biases.shape[1]:
     return logits
   *before, last = jnp.moveaxis(rows.sequences, -1, 0)
@@ -186,12 +186,12 @@ def _biased(logits: Array, rows: Processors, texts: _Texts) -> Array:
 
 
 def _scaled(logits: Array, penalties: Array, ids: Array) -> Array:
-  """Divides what is positive and multiplies what is negative by penalties
-  `[B]`, for ids `[B, T, W]`."""
-  found = _found(logits, ids)
+  """Divides positive and multiplies negative logits of ids `[B, T, W]` by
+  penalties `[B]`."""
+  values = _gathered(logits, ids)
   penalties = penalties[:, None, None]
-  found = jnp.where(found < 0, found * penalties, found / penalties)
-  return _put(logits, ids, found)
+  values = jnp.where(values < 0, values * penalties, values / penalties)
+  return _put(logits, ids, values)
 
 
 def _penalized(
@@ -207,12 +207,12 @@ def _penalized(
   counts = jax.vmap(lambda ids: nothing.at[ids].add(1, mode='drop'))(counted)
   # NONE equals NONE, but `_put` drops it.
   is_drafted = texts.drafted[:, :, None, :] == ids[..., None]
-  nums = _found(counts[:, None], ids)
+  nums = _gathered(counts[:, None], ids)
   nums = nums + jnp.sum(is_drafted, axis=-1, dtype=jnp.int32)
   column = lambda values: values[:, None, None]
   repeated = column(rows.frequency) * nums.astype(jnp.float32)
-  found = _found(logits, ids) - repeated - column(rows.presence)
-  return _put(logits, ids, found)
+  penalized_logits = _gathered(logits, ids) - repeated - column(rows.presence)
+  return _put(logits, ids, penalized_logits)
 
 
 def _without_repeats(
@@ -243,7 +243,7 @@ def _forced(logits: Array, forced: Array, is_due: Array) -> Array:
   return jnp.where(jnp.any(is_due, axis=-1, keepdims=True), only, logits)
 
 
-def _found(values: Array, ids: Array) -> Array:
+def _gathered(values: Array, ids: Array) -> Array:
   """What `[B, T or 1, V]` has at ids `[B, T, W]`; anything, if negative."""
   return jnp.take_along_axis(values, jnp.maximum(ids, 0), axis=-1)
 
