@@ -211,16 +211,16 @@ def _decide(
   has_ended = is_eos & (log_probs > NOTHING / 2)
   join = lambda old, new: jnp.concatenate([old, new], axis=1)
   scores = join(search.finished_scores, jnp.where(has_ended, scores, NOTHING))
-  finished_scores, kept = _best_last(scores, num_beams)
+  finished_scores, best = _best_last(scores, num_beams)
   finished_lengths = arrays.take(
-    join(search.finished_lengths, jnp.where(has_ended, lengths, 0)), kept
+    join(search.finished_lengths, jnp.where(has_ended, lengths, 0)), best
   )
   new = dataclasses.replace(
     search,
     live=arrays.take(candidates, chosen),
     live_log_probs=live_log_probs,
     lengths=search.lengths + 1,
-    finished=arrays.take(join(search.finished, candidates), kept),
+    finished=arrays.take(join(search.finished, candidates), best),
     finished_lengths=finished_lengths,
     finished_scores=finished_scores,
   )
@@ -229,7 +229,7 @@ def _decide(
 
 
 def _can_improve(search: Search, alpha: float) -> Array:
-  """Tells, bool `[B]`, whether a row has room and a live sequence could still
+  """Returns, bool `[B]`, whether a row has room and a live sequence could still
   beat the worst finished one."""
   # Penalties grow with length, so no descendant can score above this.
   penalties = brevity_penalty(alpha, search.max_lengths)

@@ -43,8 +43,10 @@ class _Replay:
     sees: bool `[B, K, C]`, entries of the live sequences after `gather`.
     depth: int32, the steps so far, which is the level of the next.
     is_due: bool `[B]`, rows whose live sequences are all nodes of that level.
-    nodes: int32 `[B, K]`, these nodes; on level 0, the sequences.
-    kept: int32 `[B, G, K]`, the nodes kept of each drafted level, ascending.
+    nodes: int32 `[B, K]`, the live sequences as nodes of that level; on level
+      0, as sequences.
+    kept_nodes: int32 `[B, G, K]`, the kept nodes of each drafted level, in
+      ascending order.
   """
 
   search: Search
@@ -52,7 +54,7 @@ class _Replay:
   depth: Array
   is_due: Array
   nodes: Array
-  kept: Array
+  kept_nodes: Array
 
 
 def generate(
@@ -173,10 +175,10 @@ def run(
 
   def iterate(state: State) -> State:
     with jax.named_scope('draft'):
-      draft, own = drafter.propose(
+      draft, drafter_state = drafter.propose(
         params.drafter, state.beams, state.drafter_state
       )
-    state = dataclasses.replace(state, drafter_state=own)
+    state = dataclasses.replace(state, drafter_state=drafter_state)
     return _judge(params.target, state, draft, target, drafter, rules)
 
   return jax.lax.while_loop(
@@ -192,8 +194,8 @@ def _judge(
   drafter: BeamDrafter,
   rules: Rules,
 ) -> State:
-  """Scores a draft, replays the steps it allows, and keeps the cache entries of
-  the sequences that were live."""
+  """Scores a draft, replays the steps that it allows, and keeps the cache
+  entries of live sequences."""
   beams = state.beams
   with jax.named_scope('verify'):
     tokens, placement = beam_trie.laid_out(beams, draft)
@@ -203,19 +205,23 @@ def _judge(
     replay = _replayed(beams, draft, logits, rules)
   new = dataclasses.replace(beams, search=replay.search, sees=replay.sees)
   with jax.named_scope('commit'):
-    own, num_entries = state.drafter_state, new.num_entries
+    drafter_state, num_entries = state.drafter_state, new.num_entries
     batch_size, gamma, width = draft.tokens.shape
     # Two beams that followed nodes 0 and 2 of 3 on level 0, and 1 and 2 on
     # level 1: offsets [0, 2, 3 + 1, 3 + 2] move their entries together.
     if gamma and target.gather is not None:
       starts = beams.num_entries + rules.num_beams
       levels = width * jnp.arange(gamma, dtype=jnp.int32)
-      offsets = (levels[None, :, None] + replay.kept).reshape(batch_size, -1)
+      offsets = (levels[None, :, None] + replay.kept_nodes).reshape(
+        batch_size, -1
+      )
       cache = target.gather(cache, starts, offsets, gamma * width)
-      own = drafter.keep(own, starts, offsets, num_entries)
+      drafter_state = drafter.keep(drafter_state, starts, offsets, num_entries)
     cache = target.rewind(cache, num_entries)
   counted = _count(state.statistics, beams.search, new.search, draft)
-  return State(beams=new, cache=cache, drafter_state=own, statistics=counted)
+  return State(
+    beams=new, cache=cache, drafter_state=drafter_state, statistics=counted
+  )
 
 
 def _replayed(
@@ -240,10 +246,12 @@ def _replayed(
     # 1 with 2 beams they go to entries 3 and 2 from `starts` on.
     is_before = nodes[:, None, :] < nodes[:, :, None]
     places = depth * num_beams + jnp.sum(is_before, axis=2, dtype=jnp.int32)
-    own = beam_trie.is_at(starts[:, None] + places, capacity)
-    sees = arrays.take(replay.sees | own, parents)
+    is_new_entry = beam_trie.is_at(starts[:, None] + places, capacity)
+    sees = arrays.take(replay.sees | is_new_entry, parents)
     tokens = beam_search.last_tokens(search.live, search.lengths)
-    found, is_node = _find(draft, depth, arrays.take(nodes, parents), tokens)
+    next_nodes, is_node = _find(
+      draft, depth, arrays.take(nodes, parents), tokens
+    )
     is_due = is_taken & search.is_active & is_node
     is_level = jnp.arange(gamma, dtype=jnp.int32)[None, :, None] == depth
     return _Replay(
@@ -251,11 +259,11 @@ def _replayed(
       sees=jnp.where(is_taken[:, None, None], sees, replay.sees),
       depth=depth + 1,
       is_due=is_due,
-      nodes=found,
-      kept=jnp.where(
+      nodes=next_nodes,
+      kept_nodes=jnp.where(
         is_due[:, None, None] & is_level,
-        jnp.sort(found, axis=1)[:, None, :],
-        replay.kept,
+        jnp.sort(next_nodes, axis=1)[:, None, :],
+        replay.kept_nodes,
       ),
     )
 
@@ -268,7 +276,7 @@ def _replayed(
       depth=jnp.zeros((), jnp.int32),
       is_due=beams.search.is_active,
       nodes=jnp.broadcast_to(order, (batch_size, num_beams)),
-      kept=jnp.broadcast_to(order, (batch_size, gamma, num_beams)),
+      kept_nodes=jnp.broadcast_to(order, (batch_size, gamma, num_beams)),
     ),
   )
 
@@ -276,10 +284,11 @@ def _replayed(
 def _find(
   draft: BeamDraft, depth: Array, parents: Array, tokens: Array
 ) -> tuple[Array, Array]:
-  """Finds which node of the level below `depth` each live sequence is, int32
-  `[B, K]`, and whether all of a row are nodes, bool `[B]`, never below the last
-  level. `parents[B, K]` are their nodes on level `depth`, and `tokens[B, K]`
-  the tokens that continue them.
+  """Finds live sequences among the nodes of the level below `depth`.
+
+  `parents[B, K]` are their nodes on level `depth`, and `tokens[B, K]` the
+  tokens that continue them. Returns their nodes, int32 `[B, K]`, and whether
+  all live sequences of a row are nodes, bool `[B]`; false below the last level.
   """
 
   def level(values: Array) -> Array:
@@ -290,9 +299,9 @@ def _find(
   is_node = (level(draft.parents) == parents[:, :, None]) & (
     level(draft.tokens) == tokens[:, :, None]
   )
-  # Siblings differ in their tokens, so that at most one node fits.
-  found = arrays.argmax(is_node.astype(jnp.int32))
-  return found, jnp.all(jnp.any(is_node, axis=2), axis=1)
+  # Siblings have different tokens, so that at most one node matches.
+  node = arrays.argmax(is_node.astype(jnp.int32))
+  return node, jnp.all(jnp.any(is_node, axis=2), axis=1)
 
 
 def _count(

@@ -86,11 +86,12 @@ def bind(target: Network, config: BlockHeadsConfig, *, width: int) -> Bound:
   the target's projection. Raises ValueError if the heads' `embed_dim` is not
   the target's.
   """
-  own, read = config.embed_dim, target.config.embed_dim
-  if own != read:
+  width_of_heads = config.embed_dim
+  width_of_target = target.config.embed_dim
+  if width_of_heads != width_of_target:
     raise ValueError(
-      f'heads of width {own} do not fit a target of {read}: give the target '
-      'that they were trained for'
+      f'heads of width {width_of_heads} do not fit a target of '
+      f'{width_of_target}: give the target that they were trained for'
     )
   # The input of the target's projection, to which the heads' outputs go too.
   keeping = taps.last_call(target, (taps.LAST,), width=width)
@@ -113,7 +114,7 @@ def bind(target: Network, config: BlockHeadsConfig, *, width: int) -> Bound:
   return Bound(
     model=heads,
     target=keeping._replace(init=init),
-    join=lambda params, own: {'heads': own, 'target': params},
+    join=lambda params, heads: {'heads': heads, 'target': params},
   )
 
 

@@ -92,9 +92,9 @@ def _successors(
   totals = np.bincount(previous, weights=counts, minlength=vocab_size)
   # Places among the pairs of a first token: of [3, 3, 3, 7], [0, 1, 2, 0].
   rank = np.arange(previous.size) - np.searchsorted(previous, previous)
-  kept = rank < max_successors
+  is_kept = rank < max_successors
   previous, following, counts, rank = (
-    a[kept] for a in (previous, following, counts, rank)
+    array[is_kept] for array in (previous, following, counts, rank)
   )
   width = int(rank.max(initial=0)) + 1
   successors = np.zeros((vocab_size, width), np.int32)
