@@ -33,8 +33,8 @@ def write_block(
 ) -> Array:
   """Writes `block[b, :counts[b]]` into `buffer[B, S]` at `starts[b]`.
 
-  `block` is `[B, W]`, `starts` and `counts` are int32 `[B]`. What would fall
-  outside the buffer is dropped.
+  `block` is `[B, W]`, `starts` and `counts` are int32 `[B]`. Values outside the
+  buffer are dropped.
   """
   # [0, 0, 0, 0] with [7, 8, 9], start 1 and count 2: offsets -1, 0, 1, 2, of
   # which 0 and 1 are written -> [0, 7, 8, 0]. A select shards by row.
@@ -47,7 +47,7 @@ def write_block(
 
 
 def is_within(lengths: Array, width: int) -> Array:
-  """Tells, bool `[B, width]`, whether position i of row b is below
+  """Returns, bool `[B, width]`, whether position i of row b is below
   `lengths[b]`."""
   # lengths [2, 0], width 3 -> [[1, 1, 0], [0, 0, 0]]
   positions = jnp.arange(width, dtype=lengths.dtype)
@@ -74,8 +74,8 @@ def argmax(values: Array) -> Array:
 def pick(values: Array, indices: Array) -> Array:
   """Picks `values[..., indices[...]]`: `[..., V]` and int32 `[...]` to `[...]`.
 
-  Indices lie within 0 .. V - 1; callers see to it, as -1 picks the last value
-  and V a NaN.
+  Callers ensure that indices are within 0 .. V - 1: -1 would pick the last
+  value, and V a NaN.
   """
   return jnp.take_along_axis(values, indices[..., None], axis=-1)[..., 0]
 

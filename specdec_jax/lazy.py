@@ -1,8 +1,8 @@
-"""Tables of what is imported when it is looked up, and may not be installed.
+"""Tables whose values are imported on lookup, and may not be installed.
 
-The core names commands, drafters, rules and networks that belong to extras,
-such as `specdec_jax.contrib.ngram`. An extra can be taken off by deleting its
-folder: the tables then leave its rows out.
+The core has tables of commands, drafters, rules and networks that belong to
+extras, such as `specdec_jax.contrib.ngram`. An extra can be removed by deleting
+its folder: the tables then omit its rows.
 """
 
 import importlib
@@ -15,9 +15,9 @@ Value = TypeVar('Value')
 
 
 def is_installed(module: str) -> bool:
-  """Tells whether a module's file is there, without importing anything.
+  """Returns whether a module's file exists, without importing anything.
 
-  A folder without `__init__.py` is no module: deleted packages leave compiled
+  A folder without `__init__.py` does not count: deleted packages leave compiled
   files behind.
   """
   package, *names = module.split('.')
@@ -34,13 +34,13 @@ def is_installed(module: str) -> bool:
 
 
 def attribute(path: str) -> Any:
-  """Imports `'package.module:name'` and returns what has that name."""
+  """Imports `'package.module:name'` and returns the object of that name."""
   module, _, name = path.partition(':')
   return getattr(importlib.import_module(module), name)
 
 
 def installed(*paths: str) -> tuple[Any, ...]:
-  """Imports those of several `'package.module:name'` that are installed."""
+  """Imports several `'package.module:name'`, except those not installed."""
   modules = [path.partition(':')[0] for path in paths]
   return tuple(
     attribute(path)
@@ -50,7 +50,7 @@ def installed(*paths: str) -> tuple[Any, ...]:
 
 
 def extra_of(module: str) -> str:
-  """Names the extra that a module belongs to: the folder that holds it all.
+  """Returns the extra that a module belongs to: its folder.
 
   `specdec_jax.contrib.ngram.choice` belongs to `contrib/ngram`.
   """
@@ -59,10 +59,10 @@ def extra_of(module: str) -> str:
 
 
 class LazyTable(Mapping[str, Value], Generic[Value]):
-  """A table whose values are written as `'package.module:name'`.
+  """A table whose values are given as `'package.module:name'`.
 
-  A value is imported when it is looked up. A row whose module is not installed
-  is left out; a module that is installed and cannot be imported raises.
+  Values are imported on lookup. Rows whose modules are not installed are
+  omitted; errors while importing an installed module are raised.
   """
 
   def __init__(self, paths: Mapping[str, str]):

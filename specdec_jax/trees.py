@@ -30,10 +30,10 @@ def check(tree: Tree) -> None:
 
 def depths(tree: Tree) -> np.ndarray:
   """Returns each node's depth, int32 `[N + 1]`: [0, 1, 1, 2]."""
-  found = [0]
+  node_depths = [0]
   for parent in tree.parents:
-    found.append(found[parent] + 1)
-  return np.array(found, np.int32)
+    node_depths.append(node_depths[parent] + 1)
+  return np.array(node_depths, np.int32)
 
 
 def depth(tree: Tree) -> int:
@@ -50,22 +50,22 @@ def levels(tree: Tree) -> list[range]:
 
 def ranks(tree: Tree) -> np.ndarray:
   """Counts each node's elder siblings, int32 `[N + 1]`: [0, 0, 1, 0]."""
-  seen: dict[int, int] = {}
-  found = [0]
+  num_children: dict[int, int] = {}
+  node_ranks = [0]
   for parent in tree.parents:
-    found.append(seen.get(parent, 0))
-    seen[parent] = found[-1] + 1
-  return np.array(found, np.int32)
+    node_ranks.append(num_children.get(parent, 0))
+    num_children[parent] = node_ranks[-1] + 1
+  return np.array(node_ranks, np.int32)
 
 
 def ancestors(tree: Tree) -> np.ndarray:
-  """Tells whether node j is node i or above it, bool `[N + 1, N + 1]`."""
+  """Returns whether node j is node i or above it, bool `[N + 1, N + 1]`."""
   # Row 3 is [1, 1, 0, 1]: node 3 descends from the root and node 1.
   num_nodes = len(tree.parents) + 1
-  found = np.eye(num_nodes, dtype=bool)
+  is_ancestor = np.eye(num_nodes, dtype=bool)
   for i, parent in enumerate(tree.parents, start=1):
-    found[i] |= found[parent]
-  return found
+    is_ancestor[i] |= is_ancestor[parent]
+  return is_ancestor
 
 
 def placement(
