@@ -1,4 +1,4 @@
-"""How `infer` decodes: the options that gin binds, and what is made of them."""
+"""How `infer` decodes: the options that gin binds, and the job made of them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -33,14 +33,14 @@ class Decoding(Options):
   """How to decode; gin binds the fields.
 
   Attributes:
-    make_drafter: gives the drafter, of `assembly.drafters`.
-    make_rule: gives the acceptance rule, of `assembly.rules`; one of your own
-      is a `rules.Custom`.
-    seed: of all draws; each example has its own stream.
+    make_drafter: returns the drafter, of `assembly.drafters`.
+    make_rule: returns the acceptance rule, of `assembly.rules`; a user's own
+      rule is a `rules.Custom`.
+    seed: random seed; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
-    refill_size: rows that are refilled at once; None for a quarter. All of them
-      makes every batch wait for its slowest row.
-    num_samples: decodes of each example, each with a random stream of its own.
+    refill_size: rows that are refilled at once; None for a quarter. With the
+      batch size, every batch waits for its slowest row.
+    num_samples: decodes per example, each with its own random stream.
     num_decodes: beams, if any, of beam search (`contrib.beams.beam_search`),
       which takes the place of the loop; T5X's name.
     draft_width: nodes of a level that a draft model drafts for a beam search;
@@ -48,8 +48,8 @@ class Decoding(Options):
     alpha: of the brevity penalty of beam search; None for 0.6.
     exact_bits: see `api.load`; plain decoding of the same bits is `NoDrafter`
       with the same gamma and tree, if the drafter reads no features.
-    return_all_decodes: whether all beams are written, the best last, or the
-      best alone.
+    return_all_decodes: whether to write all beams, the best last, or only the
+      best.
   """
 
   make_drafter: Callable[[], DrafterChoice] = NoDrafter
@@ -102,7 +102,7 @@ class Decoding(Options):
 
   def refuse(self, *names: str, reason: str) -> None:
     """Raises ValueError for a field of these that is not at its default."""
-    # Compared are the choices, as the functions that make them are never equal.
+    # Compares what functions return, since functions themselves are not equal.
     for name in names:
       value, default = getattr(self, name), getattr(type(self), name)
       if name.startswith('make_'):
@@ -177,7 +177,7 @@ class Job:
     return self.mesh.shape[mesh_lib.rules.DATA]
 
   def for_examples(self, num_examples: int) -> 'Job':
-    """Returns the job with a batch no larger than so many examples need."""
+    """Returns the job with a batch no larger than `num_examples` need."""
     # Of 5 rows on 4 devices: a batch of 8 at most, 2 for each.
     num_rows = num_examples * self.decoding.num_samples
     num_rows += -num_rows % self._num_parts
@@ -205,7 +205,7 @@ def outline(
   *,
   is_dry_run: bool = False,
 ) -> Job:
-  """Puts target and drafter together; ValueError if they do not fit. A dry run
+  """Makes a job of target and drafter; ValueError if they do not fit. A dry run
   reads no vocabulary."""
   if mode not in MODES:
     raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')

@@ -1,7 +1,7 @@
-"""Judges what `infer` wrote: BLEU, ROUGE, and the rates of its drafts.
+"""Evaluates the output of `infer`: BLEU, ROUGE, and the rates of its drafts.
 
-The targets are those that stand beside the predictions, or those of --targets.
-A SeqIO task (--task) brings its own metrics.
+Targets are read from the predictions, or from --targets. A SeqIO task (--task)
+has its own metrics.
 """
 
 import argparse
@@ -27,14 +27,14 @@ _COUNTERS = ('tokens', 'target_runs', 'drafted', 'tested', 'accepted')
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('predictions', nargs='+', help='JSONL files of `infer` or of t5x.infer')
-  judged_by = parser.add_mutually_exclusive_group()
-  judged_by.add_argument(
+  metrics = parser.add_mutually_exclusive_group()
+  metrics.add_argument(
     '--metrics',
     default='bleu,rouge',
     metavar='NAME,...',
-    help=f'of {", ".join(quality.METRICS)}',
+    help=f'comma-separated, of {", ".join(quality.METRICS)}',
   )
-  judged_by.add_argument('--task', help='a SeqIO task with metrics of its own')
+  metrics.add_argument('--task', help='a SeqIO task, for its metrics')
   add(
     '--targets',
     metavar='FILE',
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+  # Read predictions and targets.
   metric_fns = _metric_fns(args.task, args.metrics.split(','))
   inputs = {f'predictions {path}': path for path in args.predictions}
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
@@ -61,15 +62,16 @@ def run(args: argparse.Namespace) -> int:
     task = tasks.find(args.targets, inputs_field=field)
     targets = [example.inputs for example in task.read()]
   else:
-    targets = _own(records)
-  if (found := len(targets)) != len(records):
+    targets = _targets_of(records)
+  num_targets = len(targets)
+  if num_targets != len(records):
     raise ValueError(
-      f'{args.targets} has {found} targets for {len(records)} predictions'
+      f'{args.targets} has {num_targets} targets for {len(records)} predictions'
     )
   predictions = [record['prediction'] for record in records]
-  # All counts first, then metrics, then rates, in the order of the table.
+  # Figures in the order of the table: counts, metrics, rates.
   figures: Record = {'examples': len(records)}
-  with progress.waiting('judging'):
+  with progress.waiting('computing metrics'):
     for metric_fn in metric_fns:
       # SeqIO wraps some figures in objects with a `value`.
       figures |= {
@@ -109,8 +111,8 @@ def _read(path: Path) -> list[Record]:
 
 
 def _check_whole(paths: Sequence[str]) -> None:
-  """Raises ValueError for one of several shards: it lacks examples of the task,
-  so that its lines would be compared with the wrong targets."""
+  """Raises ValueError for one of several shards, whose lines would be compared
+  with the wrong targets."""
   for path in paths:
     match = output.SHARD.fullmatch(Path(path).name)
     if match and int(match['count']) > 1:
@@ -120,8 +122,8 @@ def _check_whole(paths: Sequence[str]) -> None:
       )
 
 
-def _own(records: Sequence[Record]) -> list[str]:
-  """Returns the targets beside the predictions."""
+def _targets_of(records: Sequence[Record]) -> list[str]:
+  """Returns the targets that the lines of predictions have."""
   inputs: list[Any] = [record.get('inputs') for record in records]
   is_there = lambda x: isinstance(x, dict) and isinstance(x.get(_TARGET), str)
   if missing := [x for x in inputs if not is_there(x)]:
@@ -135,16 +137,18 @@ def _own(records: Sequence[Record]) -> list[str]:
   return [x[_TARGET] for x in inputs]
 
 
-def _rates(aux: Sequence[Any]) -> Record:
-  """Computes the rates over all examples, where `infer` counted."""
-  is_counted = lambda each: (
-    isinstance(each, dict)
-    and all(isinstance(each.get(name), int) for name in _COUNTERS)
+def _rates(records: Sequence[Any]) -> Record:
+  """Computes rates over all examples; none unless all have counters."""
+  is_counted = lambda counters: (
+    isinstance(counters, dict)
+    and all(isinstance(counters.get(name), int) for name in _COUNTERS)
   )
-  if not all(map(is_counted, aux)):
+  if not all(map(is_counted, records)):
     return {}
-  # Rates of sums, not means of rates: a long text weighs more than a short one.
-  total = {name: sum(each[name] for each in aux) for name in _COUNTERS}
+  # Rates of sums, not means of rates: long texts weigh more than short ones.
+  total = {
+    name: sum(counters[name] for counters in records) for name in _COUNTERS
+  }
   tokens, runs, _, tested, accepted = total.values()
   return total | {
     'block_efficiency': estimates.quotient(tokens, runs),

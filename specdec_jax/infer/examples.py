@@ -20,9 +20,15 @@ from specdec_jax.text.vocabulary_files import AnyVocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """An example in tokens: those of the input, without the last `num_cut`, which
-  were too many, and of the targets, if they are to be scored. `index`, its
-  place in the task, names the row's random stream."""
+  """The tokens of an example.
+
+  Attributes:
+    index: of the example in the task; determines the row's random stream.
+    example: the example.
+    ids: input tokens, without those beyond the limit.
+    num_cut: how many input tokens were beyond the limit.
+    targets: tokens of the targets, if they are scored.
+  """
 
   index: int
   example: Example
@@ -33,12 +39,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """How examples become tokens, of the target's vocabulary, and prompts, of at
-  most so many input tokens and new ones in a row.
+  """How examples become tokens and prompts.
 
-  With `is_scored` the new tokens are the example's own targets. `samplings`
-  maps an example's own settings, as JSON, to how it is sampled; examples
-  without settings have '{}'.
+  Attributes:
+    config: of the target.
+    vocabulary: of the target.
+    inputs_length: the most input tokens of a row.
+    targets_length: the most new tokens of a row.
+    is_scored: whether the new tokens are the targets of the example.
+    samplings: sampling by the settings of an example, as JSON; those of an
+      example without settings are '{}'.
   """
 
   config: families.Config
@@ -56,7 +66,7 @@ class Layout:
 
   @property
   def starts(self) -> tuple[int, ...]:
-    """What the decoder begins with, before any input."""
+    """The start tokens of the decoder."""
     return families.of(self.config).starts
 
 
@@ -79,26 +89,26 @@ def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
 
 
 def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
-  """Returns how a task's examples are sampled, by their settings; ValueError
-  for a setting that is wrong, or that all rows of a batch have to share."""
-  made = {'{}': usual}
-  # Also of a name that no example has, which is then misspelt.
+  """Returns the sampling of a task's examples, by their settings; ValueError
+  for a wrong setting, or one that all rows of a batch must share."""
+  by_settings = {'{}': usual}
+  # A misspelt name is an error even if no example has it.
   sampling_lib.check_names(task.settings_fields)
   for i, example in enumerate(task.read() if task.settings_fields else (), 1):
-    own = json.loads(example.settings)
+    fields = json.loads(example.settings)
     try:
-      sampling = dataclasses.replace(usual, **overriding(own))
-      made[example.settings] = sampling
-      # The usual limits were checked as the rule reads them.
-      if not {'temperature', *sampling_lib.LIMITS}.isdisjoint(own):
+      sampling = dataclasses.replace(usual, **overriding(fields))
+      by_settings[example.settings] = sampling
+      # The default limits were checked with the rule.
+      if not {'temperature', *sampling_lib.LIMITS}.isdisjoint(fields):
         sampling.check_is_used()
     except (TypeError, ValueError) as error:
       raise ValueError(f'example {i}: {error}') from error
-  return made
+  return by_settings
 
 
 def are_drawn_alike(samplings: Mapping[str, Sampling]) -> bool:
-  """Tells whether all samplings have one temperature, and the same limits."""
+  """Returns whether all samplings have the same temperature and limits."""
   names = option_fields.field_names(Drawing)
   of = lambda sampling: tuple(getattr(sampling, name) for name in names)
   return len(set(map(of, samplings.values()))) == 1
@@ -110,7 +120,7 @@ def encode(
   """Yields the examples whose index is `shard_id` modulo `num_shards`, in
   tokens; ValueError if one has no tokens, tokens unknown to the model, or
   messages that are too long."""
-  # Of 3 shards the second has examples 1, 4, 7, ...; `merge` takes turns.
+  # Of 3 shards the second has examples 1, 4, 7, ...; `merge` interleaves them.
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
       yield encode_one(index, example, layout)
@@ -120,32 +130,32 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   """Returns one example in tokens; raises as `encode` does."""
   ids, eos_ids = example.input_ids, layout.vocabulary.eos_ids
   if ids is None and example.dialogue is not None:
-    said = example.dialogue
+    dialogue = example.dialogue
     try:
-      found = layout.vocabulary.encode_chat(
-        said.messages, said.tools, said.template_kwargs
+      chat_ids = layout.vocabulary.encode_chat(
+        dialogue.messages, dialogue.tools, dialogue.template_kwargs
       )
     except ValueError as error:
       raise ValueError(f'example {index + 1}: {error}') from error
-    ids = tuple(found)
+    ids = tuple(chat_ids)
   elif ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
-    found = layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
-    ids = tuple(found)
-  # A decoder would have to go on after its EOS; an encoder is trained with it.
+    text_ids = layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
+    ids = tuple(text_ids)
+  # A decoder's prompt must not end in EOS; an encoder is trained with it.
   elif not layout.is_encoder_decoder and ids and ids[-1] in eos_ids:
     ids = ids[:-1]
   _check_known(index, ids, layout)
   if not ids and not layout.starts:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
   num_cut = max(0, len(ids) - layout.inputs_length)
-  # The last message is at the end, and the template's turn to the model.
+  # A chat is not trimmed: its last message and the template's end are needed.
   if num_cut and example.dialogue is not None:
     raise ValueError(
       f'example {index + 1} has messages of {len(ids)} tokens, and '
       f'TASK_FEATURE_LENGTHS has room for {layout.inputs_length}'
     )
-  # Texts for an encoder end in EOS; ids that a task gives stay as they are.
+  # Texts for an encoder end in EOS; ids of a task are not changed.
   keeps_end = example.input_ids is None and layout.is_encoder_decoder
   return Row(
     index=index,
@@ -159,7 +169,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
 def _target_ids(
   index: int, example: Example, layout: Layout
 ) -> tuple[int, ...]:
-  """Returns the targets of an example, with an EOS after a text of them."""
+  """Returns the targets of an example; a text gets an EOS."""
   ids = example.target_ids
   ends: tuple[int, ...] = ()
   if ids is None:
@@ -168,8 +178,10 @@ def _target_ids(
         f"example {index + 1} has no targets, and infer.mode 'score' is of them"
       )
     ends = layout.vocabulary.eos_ids
-    found = layout.vocabulary.encode(example.targets, add_special_tokens=False)
-    ids = (*found, *ends[:1])
+    text_ids = layout.vocabulary.encode(
+      example.targets, add_special_tokens=False
+    )
+    ids = (*text_ids, *ends[:1])
   _check_known(index, ids, layout)
   return _trimmed(ids, layout.targets_length, ends)
 
@@ -228,11 +240,13 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
       max_new_tokens=layout.targets_length,
       row_ids=[0 if row is None else row.index for row in rows],
     )
-    own = [0 if row is None else numbers[row.example.settings] for row in rows]
-    prompt = process(own, prompt)
+    setting_ids = [
+      0 if row is None else numbers[row.example.settings] for row in rows
+    ]
+    prompt = process(setting_ids, prompt)
     if is_alike:
       return prompt
-    drawn = sampling_lib.of_rows([samplings[i] for i in own], len(rows))
+    drawn = sampling_lib.of_rows([samplings[i] for i in setting_ids], len(rows))
     return dataclasses.replace(prompt, sampling=drawn)
 
   return pack
@@ -251,14 +265,14 @@ def pack_targets(
 
 
 def digest(rows: Iterable[Row]) -> str:
-  """Digests what the model reads of rows, and what is written of them."""
+  """Digests what the model reads of rows, and what results contain of them."""
 
   def one(row: Row) -> str:
-    # A template may write the day of the run into the tokens of messages.
-    given = row.example.dialogue or row.ids
-    read: tuple[object, ...] = (row.index, given, row.example.fields())
-    read += (row.targets,) if row.targets else ()
-    read += (row.example.settings,) if row.example.settings != '{}' else ()
-    return hashlib.sha256(repr(read).encode()).hexdigest()
+    # Messages rather than tokens: a template may add the current date.
+    source = row.example.dialogue or row.ids
+    contents: tuple[object, ...] = (row.index, source, row.example.fields())
+    contents += (row.targets,) if row.targets else ()
+    contents += (row.example.settings,) if row.example.settings != '{}' else ()
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
 
   return marks.add_digests(map(one, rows))

@@ -1,4 +1,4 @@
-"""The gamma of a job to which none is given; the same in all processes."""
+"""Chooses the gamma of a job without one; the same in all processes."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,20 @@ from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes
 
 _SEARCH = 'specdec_jax.measure.gamma_search'
-# What the first process sends to the others where nothing is remembered.
+# Sent by the first process if no gamma is remembered.
 _UNKNOWN = -1
 
 
 def remembered(job: Job) -> tuple[int, str]:
-  """Returns the gamma that was measured on this machine, and a sentence.
+  """Returns the gamma that was measured on this machine, else 0, and a
+  sentence.
 
-  It is 0 where none was. What the first process remembers counts for all.
+  All processes use the memory of the first.
   """
   choice = None
   if processes.is_first():
     choice = gamma_memory.recall(_place(job))
-  # A gamma of shorter texts, for which the drafter had room.
+  # Ignore a gamma of shorter texts, for which the drafter had more room.
   if choice is not None and choice.gamma > max(job.decoder.tried_gammas):
     choice = None
   gamma = _UNKNOWN if choice is None else choice.gamma
@@ -54,14 +55,14 @@ def measured(loaded: Loaded, rows: Iterable[Row]) -> tuple[int, str]:
 
   def decode(gamma: int) -> list[Any]:
     _, timed = chunks.decode_rows(programs[gamma], next(groups))
-    used = timed.utilisation
+    utilisation = timed.utilisation
     return [
       measurement(
         gamma=gamma,
         statistics=timed.statistics,
-        num_iterations=used.num_iterations,
-        fill_seconds=used.fill_seconds,
-        loop_seconds=used.loop_seconds,
+        num_iterations=utilisation.num_iterations,
+        fill_seconds=utilisation.fill_seconds,
+        loop_seconds=utilisation.loop_seconds,
       )
     ]
 
@@ -72,15 +73,15 @@ def measured(loaded: Loaded, rows: Iterable[Row]) -> tuple[int, str]:
     job.decoder.tried_gammas, decode, batch_size=batch_size, waits=False
   )
   gamma = processes.number_of_first(choice.gamma)
-  found = RememberedGamma(
+  remembered_gamma = RememberedGamma(
     gamma=gamma,
     source='measure_gamma',
     reason=choice.sentence,
     tokens_per_second=choice.tokens_per_second,
   )
   if processes.is_first():
-    gamma_memory.remember(_place(job), found)
-  return gamma, found.sentence
+    gamma_memory.remember(_place(job), remembered_gamma)
+  return gamma, remembered_gamma.sentence
 
 
 def _place(job: Job) -> dict[str, str]:
@@ -90,8 +91,7 @@ def _place(job: Job) -> dict[str, str]:
 
 
 def _groups(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
-  """Cuts rows into groups of one size; the rest is left out, if there are
-  others."""
+  """Splits rows into groups of one size; drops the rest unless it is all."""
   groups = [rows[i : i + size] for i in range(0, len(rows), size)]
-  whole = [group for group in groups if len(group) == size]
-  return whole or groups
+  full = [group for group in groups if len(group) == size]
+  return full or groups

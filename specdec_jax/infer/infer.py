@@ -1,7 +1,7 @@
 """Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
 
-A run that was killed goes on where it was when it is started again, and gives
-the same bytes.
+A run that was killed resumes when it is started again, and writes the same
+bytes.
 """
 
 import contextlib
@@ -53,25 +53,33 @@ def infer(
   settings: Callable[[], Mapping[str, str]] = dict,
   operative_config: Callable[[], str] | None = None,
 ) -> int:
-  """Decodes one shard of a task; returns the exit status: 2 if logits were not
-  numbers, 75 if several processes were asked to end, and did after a chunk,
-  else 0. ValueError if something does not fit, with the numbers.
+  """Decodes one shard of a task.
+
+  Returns the exit status: 2 if logits were NaN, 75 if several processes were
+  asked to end, and did so after a chunk, else 0. ValueError if arguments do not
+  fit each other, with the numbers.
 
   Args:
-    output_dir: where results go; see `infer.output`.
+    model: the target.
+    output_dir: the folder of results; see `infer.output`.
     task_feature_lengths: most tokens of `inputs`, and of new ones, `targets`.
-    find_task: gives the task, as `text.tasks.find` does.
+    find_task: returns the task, like `text.tasks.find`.
+    decoding: how to decode.
+    make_mesh: makes the mesh of devices.
     mode: see `decoding.MODES` and `infer.records`.
-    checkpoint_period: batches of a chunk, which a restart does not repeat.
+    checkpoint_period: batches per chunk; a restart skips complete chunks.
     shard_id: decodes the examples whose index is this, modulo `num_shards`.
-    metrics_dir: where metrics for TensorBoard go.
-    profile_dir: where the trace of one chunk goes.
-    dry_run: prints what it would take of every chip, and decodes nothing.
+    num_shards: number of shards.
+    tfds_data_dir: the folder of TFDS data sets.
+    metrics_dir: the folder of metrics for TensorBoard.
+    profile_dir: the folder of a profile of one chunk.
+    dry_run: prints memory per chip, and decodes nothing.
     measure_gamma: before decoding, if no gamma is given, decodes the first
-      examples (128 at most) with several gammas and takes the fastest, which
+      examples (at most 128) with several gammas and chooses the fastest, which
       later runs remember.
-    settings: what results depend on, by name, for a restart to compare.
-    operative_config: gives the text of `config.gin`.
+    settings: the settings that results depend on, by name; a restart must have
+      the same.
+    operative_config: returns the text of `config.gin`.
   """
   _check_arguments(checkpoint_period, shard_id, num_shards, profile_dir)
   mesh, folder = make_mesh(), user_path(output_dir)
@@ -104,7 +112,8 @@ def infer(
 
 
 def _with_samplings(job: Job, task: Task) -> Job:
-  """Adds to a job how each example is sampled; ValueError if it cannot."""
+  """Returns a job with the samplings of its examples; ValueError if a setting
+  of an example is wrong."""
   samplings = examples.samplings(task, job.decoder.sampling)
   job = dataclasses.replace(job, samplings=samplings)
   for sampling in () if job.is_scored else samplings.values():
@@ -117,19 +126,23 @@ def _with_samplings(job: Job, task: Task) -> Job:
 
 
 def _advise(job: Job, task: Task) -> None:
-  """Says so if the texts of a task are to be continued by a model that answers
-  messages, or if beams have no drafts."""
+  """Prints hints: if beams have no drafts, if stop strings are ignored, and if
+  a chat model gets texts that are not messages."""
   is_plain = lambda choice: isinstance(choice, NoDrafter)
-  if is_plain(job.decoder.recipe.drafter) and not is_plain(
+  needs_hint = is_plain(job.decoder.recipe.drafter) and not is_plain(
     job.decoding.make_drafter()
-  ):
-    _say('beams have no drafts, which seldom pay: give gamma to have them')
+  )
+  if needs_hint:
+    _say(
+      'beams are searched without drafts, which seldom make them faster: give '
+      'gamma to use drafts'
+    )
   if job.decoder.stop:
     _say(
       f'the model has stop_strings {[*job.decoder.stop]}, and infer decodes '
       'on behind them: generate ends texts there'
     )
-  # Most models that follow instructions end such a text at once.
+  # Most instruction-tuned models end such texts at once.
   if job.layout.vocabulary.chat_template is not None:
     first = next(task.read(), None)
     if first and first.dialogue is None and first.input_ids is None:
@@ -145,7 +158,7 @@ def _check_arguments(
   num_shards: int,
   profile_dir: str | None,
 ) -> None:
-  """Raises ValueError for arguments that nothing can be done with."""
+  """Raises ValueError for arguments out of range."""
   running.check_count('infer.checkpoint_period', checkpoint_period)
   if num_shards > 99_999:  # Names of files have five digits.
     raise ValueError(f'infer.num_shards is {num_shards}, and at most 99999')
@@ -180,41 +193,46 @@ class _Run:
 
 def _decode_shard(run: _Run) -> int:
   """Decodes a shard as its only writer, unless it is complete already."""
-  # The settings include digests of the weights: each host may have its own
-  # copy.
+  # Compared, since the weights, whose digests are settings, may be copies on
+  # every host.
   agreement.check_everywhere(run.settings)
-  path, found = run.shard.path, Counts()
+  path = run.shard.path
+  counts = Counts()
 
   def is_complete() -> bool:
-    nonlocal found
-    if (mark := output.begin(run.shard, run.settings)) is None:
+    nonlocal counts
+    mark = output.begin(run.shard, run.settings)
+    if mark is None:
       return False
     digest = examples.digest(run.rows())
     output.check_examples(path, mark, digest, place=path)
-    found = mark
+    counts = mark
     return True
 
-  # The first process holds the lock; the others wait for what it finds.
+  # The first process holds the lock and looks for results.
   with contextlib.ExitStack() as stack:
     processes.ask_first(lambda: stack.enter_context(output.only_writer(path)))
     if processes.ask_first(is_complete):
       _say(f'{path} is complete already')
-      return _status(found)
+      return _status(counts)
     _advise(run.job, run.task)
     return _decode_chunks(run)
 
 
 def _decode_chunks(run: _Run) -> int:
-  """Decodes the chunks that are not there yet, and joins all of them."""
-  # All processes read and decode every chunk together. The first alone looks
-  # for it, writes it and counts, and tells the others the result.
-  job, loaded, num_chunks, total = run.job, None, 0, Counts()
+  """Decodes missing chunks, and joins all of them."""
+  # All processes read and decode every chunk together. Only the first one looks
+  # for complete chunks, writes and counts.
+  job = run.job
+  loaded = None
+  num_chunks = 0
+  total = Counts()
   gamma: int | None = None
   timed: list[decode_many.Timed] = []
   profile_dir = run.profile_dir
   pool = job.decoder.params.drafter
-  # The pool to copy from: at chunk i it has the texts of all chunks before,
-  # whoever decoded them.
+  # The pool to copy from: at chunk i it has the texts of all earlier chunks,
+  # also those that other runs decoded.
   tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
   with _metric_writer(run.metrics_dir) as write_metrics:
     for chunk in chunks.read(run.rows(), run.chunk_size):
@@ -224,8 +242,7 @@ def _decode_chunks(run: _Run) -> int:
         job = job.for_examples(len(chunk.rows))
       is_done, mark = _find(run, chunk)
       if not is_done:
-        # Weights are read at the first missing chunk: a run that finds all
-        # chunks done reads none.
+        # Weights are read only when a chunk is missing.
         loaded = loaded or _load(run, job, gamma)
         if tokens is not None:
           loaded = loaded.with_pool(tokens)
@@ -238,8 +255,8 @@ def _decode_chunks(run: _Run) -> int:
         lines = output.read_chunk(run.shard, chunk.index)
         texts = records.texts(chunk.rows, lines, job.layout)
         tokens = text_pool.joined(tokens, texts)
-      # A mark has the counts of its chunk, whichever run wrote it.
-      if mark:  # Of the first process alone.
+      # The mark of a chunk has its counts; only the first process has marks.
+      if mark:
         total += mark
         gamma = mark.gamma
       if processes.is_ending():
@@ -255,12 +272,12 @@ def _decode_chunks(run: _Run) -> int:
 
 
 def _status(counts: Counts) -> int:
-  """Returns the exit status of all processes; the first alone has counts."""
+  """Returns the exit status, from the counts of the first process."""
   return processes.number_of_first(2 if counts.nan_examples else 0)
 
 
 def _find(run: _Run, chunk: chunks.Chunk) -> tuple[bool, Mark | None]:
-  """Tells whether a chunk is complete, and in the first process its mark."""
+  """Returns whether a chunk is complete, and in the first process its mark."""
   mark = processes.ask_first(
     lambda: output.chunk_mark(run.shard, chunk.index, chunk.digest)
   )
@@ -270,8 +287,8 @@ def _find(run: _Run, chunk: chunks.Chunk) -> tuple[bool, Mark | None]:
 def _load(run: _Run, job: Job, gamma: int | None) -> chunks.Loaded:
   """Reads the weights and compiles; writes `config.gin`.
 
-  `gamma` is what earlier chunks were decoded with, where none is given; None
-  if there are none, and in all processes but the first.
+  `gamma` is the chosen gamma of earlier chunks, for a job without one; None if
+  there are none, and in all processes but the first.
   """
   sentence = ''
   earlier = processes.number_of_first(-1 if gamma is None else gamma)
@@ -285,12 +302,12 @@ def _load(run: _Run, job: Job, gamma: int | None) -> chunks.Loaded:
     gamma, sentence = gammas.measured(loaded, run.rows())
     loaded = loaded.at(gamma)
   else:
-    # Where decoding is plain, the drafter's weights are not read.
+    # For gamma 0 the drafter's weights are not read.
     gamma, sentence = gammas.remembered(job)
     loaded = chunks.load(job.at(gamma))
   _say(sentence)
   loaded = loaded.compiled()
-  # gin knows which bindings are used only after their use.
+  # Only now gin knows which bindings are used.
   if run.operative_config is not None and processes.is_first():
     output.write_config(run.shard, run.operative_config())
   return loaded
@@ -319,8 +336,8 @@ def _write(
 def _metric_writer(
   folder: str | None,
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-  """Yields `(step, figures)`, with which the first process writes them to a
-  folder for TensorBoard; ImportError if clu or TensorFlow is not installed."""
+  """Yields a function of `(step, figures)` that writes metrics for TensorBoard
+  in the first process; ImportError if clu or TensorFlow is not installed."""
   if folder is None or not processes.is_first():
     yield lambda step, figures: None
     return
@@ -337,8 +354,7 @@ def _metric_writer(
 def _report(
   total: Counts, timed: Sequence[decode_many.Timed], job: Job
 ) -> None:
-  """Says what was done in all chunks, and how fast in those of this run."""
-  # The speed is this run's; the counts below are those of all chunks.
+  """Prints the speed of this run, and counts of all chunks."""
   if timed:
     together = decode_many.together(timed)
     figures = together.figures()

@@ -1,8 +1,8 @@
 """Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
 
 Flags, macros and output files are those of `t5x.infer`. The gin file
-`runs/infer.gin` binds the arguments of `infer`; a run that was killed goes on
-where it was when it is started again, and gives the same bytes.
+`runs/infer.gin` binds the arguments of `infer`; a run that was killed resumes
+when it is started again, and writes the same bytes.
 """
 
 import argparse
@@ -27,9 +27,9 @@ _SHOWN = (
   'drafters/model.gin',
   'drafters/ngram.gin',
 )
-# Folders that may differ between processes: the first process's counts.
+# Folders that may differ between processes: those of the first are used.
 _FOLDERS = ('INFER_OUTPUT_DIR', 'output_dir', 'metrics_dir', 'profile_dir')
-# Bindings that change where results go, or what is said of them.
+# Bindings that do not change results.
 _NO_SETTINGS = (
   *_FOLDERS,
   'infer.dry_run',
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument_group('run').add_argument
   add('--model', metavar='NAME', help='models/NAME.gin, before any --gin_file')
   add('--shard_id', type=int, help='overrides --gin.infer.shard_id')
-  add('--tfds_data_dir', metavar='DIR', help='where TFDS has its data sets')
+  add('--tfds_data_dir', metavar='DIR', help='the folder of TFDS data sets')
   add(
     '--dry_run',
     action='store_true',
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   if args.model:
     args.gin_file = [f'models/{args.model}.gin', *args.gin_file]
-  given = {
+  arguments = {
     'shard_id': args.shard_id,
     'tfds_data_dir': args.tfds_data_dir,
     # None leaves an argument to gin; False would override it.
@@ -80,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
         if not name.endswith(_NO_SETTINGS)
       },
       operative_config=gin_launch.operative_config,
-      **{name: value for name, value in given.items() if value is not None},
+      **{name: value for name, value in arguments.items() if value is not None},
     )
 
 
 def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('folder', help='what INFER_OUTPUT_DIR was')
+  parser.add_argument('folder', help='the INFER_OUTPUT_DIR of the shards')
 
 
 def merge(args: argparse.Namespace) -> int:

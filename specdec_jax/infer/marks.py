@@ -1,6 +1,6 @@
-"""What is beside a file of results once it is whole: `FILE.COMPLETED`, JSON.
+"""Marks of complete files of results: `FILE.COMPLETED`, JSON.
 
-Names of files and of keys are read by later versions, on any host: they stay.
+Later versions read these files and keys, on any host: do not rename them.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ SUFFIX = '.COMPLETED'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-  """What was decoded, the same in every run; those of chunks add up."""
+  """Counts of decoded examples and tokens, the same in every run."""
 
   examples: int = 0
   trimmed_examples: int = 0
@@ -31,14 +31,16 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark(Counts):
-  """What the mark of a file states, by the keys of its JSON.
+  """The mark of a file; fields are the keys of its JSON.
 
-  A file has `examples` lines, and bytes with this `digest` (`of_bytes`), which
-  marks of earlier versions lack. For `examples_digest` see `add_digests`.
-  `settings` are by name all that the results of a whole shard depend on; the
-  mark of a chunk, whose folder has them, states their digest. `gamma` is what a
-  chunk was decoded with, where none was given: a restart goes on with it, since
-  sampled texts depend on it.
+  Attributes:
+    settings: all settings that results depend on, by name, of a final file.
+    gamma: the chosen gamma of a chunk, if none was given. A restart uses the
+      same, since sampled texts depend on it.
+    examples_digest: of the examples; see `add_digests`.
+    settings_digest: of the settings of a chunk, whose folder has them.
+    digest: of the bytes of the file (`of_bytes`); None in marks of earlier
+      versions. The file has `examples` lines.
   """
 
   settings: Mapping[str, str] | None = None
@@ -48,17 +50,16 @@ class Mark(Counts):
   digest: str | None = None
 
   def to_json(self) -> str:
-    """Returns the text of the file, without what is None."""
-    stated = dataclasses.asdict(self)
-    known = {key: x for key, x in stated.items() if x is not None}
-    return json.dumps(known, indent=2) + '\n'
+    """Returns the text of the file, without fields that are None."""
+    values = dataclasses.asdict(self)
+    fields = {key: x for key, x in values.items() if x is not None}
+    return json.dumps(fields, indent=2) + '\n'
 
   @classmethod
   def from_json(cls, text: str) -> 'Mark':
-    """Reads the text of a mark; ValueError, TypeError or KeyError if it is
-    none."""
+    """Parses a mark; ValueError, TypeError or KeyError if it is not valid."""
     record = dict(json.loads(text))
-    # These two decide whether a chunk is done: without them it is no mark.
+    # Required: these decide whether a chunk is complete.
     int(record['examples_digest'], 16)
     int(record['examples'])
     names = [field.name for field in dataclasses.fields(cls)]
@@ -66,7 +67,7 @@ class Mark(Counts):
 
 
 def path_of(path: Path) -> Path:
-  """Returns where the mark of a file is."""
+  """Returns the path of the mark of a file."""
   return path.with_name(path.name + SUFFIX)
 
 
@@ -84,19 +85,19 @@ def read(path: Path) -> Mark | None:
 
 
 def write(path: Path, mark: Mark) -> None:
-  """Marks a file as whole."""
+  """Marks a file as complete."""
   replacing.write_text(path_of(path), mark.to_json())
 
 
 def write_first(path: Path, mark: Mark) -> Mark:
-  """Marks a file, unless another host has in a bucket; returns the mark that is
-  now stored: this one, or the other host's earlier one."""
+  """Marks a file, unless another host has marked it in a bucket; returns the
+  stored mark: this one, or the earlier one of the other host."""
   if replacing.create_text(path_of(path), mark.to_json()):
     return mark
   stored = read(path)
   if stored is not None and stored.digest == mark.digest:
     return stored
-  # What the other mark is of was replaced since.
+  # The file of the other mark was replaced since.
   write(path, mark)
   return mark
 
@@ -107,14 +108,13 @@ def of_bytes(data: bytes) -> str:
 
 
 def is_whole(path: Path, mark: Mark) -> bool:
-  """Tells whether a file is what its mark says."""
+  """Returns whether a file matches its mark."""
   data = path.read_bytes() if path.is_file() else None
   return _fault(data, mark) is None
 
 
 def read_whole(path: Path, mark: Mark) -> bytes:
-  """Returns the bytes of a file; ValueError, with what to remove, unless they
-  are what its mark says."""
+  """Returns the bytes of a file; ValueError unless it matches its mark."""
   data = path.read_bytes() if path.is_file() else None
   if (fault := _fault(data, mark)) or data is None:
     raise ValueError(
@@ -124,8 +124,9 @@ def read_whole(path: Path, mark: Mark) -> bytes:
 
 
 def _fault(data: bytes | None, mark: Mark) -> str | None:
-  """Says how the bytes of a file, None without one, differ from its mark."""
-  # A full disk or a crash can cut a file short, and a disk can change it.
+  """Describes how the bytes of a file (None: no file) differ from its mark;
+  None if they match."""
+  # A full disk or a crash can truncate a file, and a disk can corrupt it.
   num_lines = None if data is None else data.count(b'\n')
   if data is None or num_lines != mark.examples:
     lines = 'no file' if data is None else f'{num_lines} lines'
@@ -136,8 +137,7 @@ def _fault(data: bytes | None, mark: Mark) -> str | None:
 
 
 def add_digests(digests: Iterable[str]) -> str:
-  """Returns the digest of examples together, in whatever parts and order they
-  come: the sum of their own, as 64 hexadecimal digits."""
-  # A sum, so that the digests of shards add up to that of the task, in any
-  # order.
+  """Returns the digest of several parts, independent of their order: the sum of
+  their digests, as 64 hexadecimal digits."""
+  # With a sum, the digests of shards add up to that of the task.
   return f'{sum(int(digest, 16) for digest in digests) % 2**256:064x}'

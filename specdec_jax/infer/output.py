@@ -1,9 +1,9 @@
 """The files of an inference: chunks, then one file, named as T5X names them.
 
 `OUT/{task}-{mode}.jsonl-SSSSS-of-NNNNN` is one shard, with a mark (`marks`)
-once it is whole. Until then its chunks lie in `OUT/tmp-...`, each with a mark.
+once it is complete. Until then its chunks are in `OUT/tmp-...`, with marks too.
 Every file appears under its name only when it is complete: a process may be
-killed at any moment, and a later one goes on; in a bucket, on any host.
+killed at any moment, and a later one resumes; in a bucket, on any host.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """Where the results of one shard go: `path` is the final file."""
+  """The paths of one shard; `path` is the final file."""
 
   folder: Path
   task: str
@@ -55,8 +55,8 @@ class Shard:
 
 @contextlib.contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-  """Runs the block as the only process that writes a shard's final file. Raises
-  ValueError if another one does, or the folder cannot be written."""
+  """Runs the block as the only process that writes a shard. ValueError if
+  another process writes it, or the folder cannot be written."""
   with contextlib.ExitStack() as stack:
     try:
       lock = path.with_name(f'{path.name}.lock')
@@ -71,13 +71,16 @@ def only_writer(path: Path) -> Iterator[None]:
 
 
 def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
-  """Opens a shard, new or begun; returns its mark if it is complete already.
-  `settings` are by name all that results depend on. Raises ValueError if the
-  folder has results of other settings, or cannot be written."""
-  if (mark := _own_mark(shard, settings)) is not None:
+  """Starts or resumes a shard; returns its mark if it is already complete.
+
+  `settings` are all settings that results depend on, by name. ValueError if the
+  folder has results of other settings, or cannot be written.
+  """
+  mark = _final_mark(shard, settings)
+  if mark is not None:
     marks.read_whole(shard.path, mark)
-    # A run may have been killed after the mark was written, and before the
-    # chunks were removed.
+    # A run may have been killed between writing the mark and removing the
+    # chunks.
     remove_tree(shard.chunk_folder)
     return mark
   stored = shard.chunk_folder / _SETTINGS
@@ -85,8 +88,8 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
     shard.chunk_folder.mkdir(parents=True, exist_ok=True)
     has_results = any(shard.chunk_folder.glob(f'*-chunk*{marks.SUFFIX}'))
     if not has_results and not is_in_bucket(stored):
-      # Settings without results bind no later run. In a bucket their run may
-      # still be about to write its first result.
+      # Settings without results are stale. In a bucket their run may still be
+      # active, before its first result.
       stored.unlink(missing_ok=True)
     elif stored.exists():
       _check_stored(shard, settings)
@@ -117,20 +120,20 @@ def check_examples(
     )
 
 
-def _own_mark(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
+def _final_mark(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
   """Reads the mark of the final file; ValueError if its settings differ."""
-  if (mark := marks.read(shard.path)) is not None:
+  mark = marks.read(shard.path)
+  if mark is not None:
     _check_settings(shard.path, mark.settings, settings)
   return mark
 
 
 def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
-  """Writes the settings into the folder of chunks, unless they are there, and
-  returns their digest. Raises ValueError if that folder, or the final file, is
-  of other settings."""
-  # Of two runs that begin together, the second finds the mark of the first
-  # here.
-  _own_mark(shard, settings)
+  """Writes the settings into the folder of chunks, if they are not there, and
+  returns their digest. ValueError if that folder, or the final file, has other
+  settings."""
+  # A run that started at the same time may have finished the shard.
+  _final_mark(shard, settings)
   stored = shard.chunk_folder / _SETTINGS
   if not stored.exists():
     text = json.dumps(dict(settings), indent=2) + '\n'
@@ -143,26 +146,27 @@ def _check_stored(
 ) -> Mapping[str, str]:
   """Returns the stored settings; ValueError if they are not these."""
   stored = shard.chunk_folder / _SETTINGS
-  found = json.loads(stored.read_text('utf-8'))
-  _check_settings(shard.chunk_folder, found, settings)
-  return found
+  stored_settings = json.loads(stored.read_text('utf-8'))
+  _check_settings(shard.chunk_folder, stored_settings, settings)
+  return stored_settings
 
 
 def _check_settings(
   place: Path, stored: object, settings: Mapping[str, str]
 ) -> None:
   stored = stored if isinstance(stored, dict) else {}
-  if found := agreement.differences(stored, settings, '{} was {}, now {}'):
+  differing = agreement.differences(stored, settings, '{} was {}, now {}')
+  if differing:
     raise ValueError(
-      f'{place} has results of other settings: {found}; choose another folder, '
-      'or remove it'
+      f'{place} has results of other settings: {differing}; choose another '
+      'folder, or remove it'
     )
 
 
 def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
   """Returns a chunk's mark, or None; raises if it is of other examples."""
   path = shard.chunk_path(index)
-  # A chunk of 0 bytes is what a full disk can leave beside a whole mark.
+  # A full disk can leave an empty chunk beside a complete mark.
   mark = marks.read(path)
   if mark is None or not marks.is_whole(path, mark):
     return None
@@ -183,9 +187,11 @@ def write_chunk(
   mark: Mark,
   settings: Mapping[str, str],
 ) -> Mark:
-  """Writes one object per line, and then the mark that they are complete.
-  Returns the mark that stands: in a bucket that of the first writer. Raises
-  ValueError if a run of other `settings` than those of `begin` was first."""
+  """Writes one object per line, and then the mark of a complete chunk.
+
+  Returns the stored mark: in a bucket that of the first writer. ValueError if
+  another run has started with other `settings` since `begin`.
+  """
   path = shard.chunk_path(index)
   lines = ''.join(json.dumps(record) + '\n' for record in records)
   mark = dataclasses.replace(
@@ -193,11 +199,11 @@ def write_chunk(
     settings_digest=_claim(shard, settings),
     digest=marks.of_bytes(lines.encode()),
   )
-  # Another run may have been first.
+  # Another host may have written the chunk.
   if is_in_bucket(path):
-    other = marks.read(path)
-    if other is not None and marks.is_whole(path, other):
-      return other
+    existing_mark = marks.read(path)
+    if existing_mark is not None and marks.is_whole(path, existing_mark):
+      return existing_mark
   # A process that is killed here leaves a chunk without its mark, which the
   # next run decodes again.
   replacing.write_text(path, lines)
@@ -205,9 +211,9 @@ def write_chunk(
 
 
 def write_config(shard: Shard, text: str) -> None:
-  """Writes `config.gin`, the same for all shards and at any time."""
-  # Written beside the chunks first: a killed process leaves it where it is
-  # removed with them.
+  """Writes `config.gin`, which is the same for all shards."""
+  # First written beside the chunks, with which a file of a killed process is
+  # removed.
   final, begun = shard.folder / CONFIG_FILE, shard.chunk_folder / CONFIG_FILE
   if is_in_bucket(final):
     replacing.write_text(final, text)
@@ -223,19 +229,21 @@ def finish(
   settings: Mapping[str, str],
 ) -> None:
   """Joins the chunks, all complete, to the final file, and removes them; its
-  mark has `counts`, their sum. Raises ValueError if a chunk is not what its
-  mark says, or of other settings than `begin` was given."""
-  # Read again: a run of other settings may have taken the folder since.
-  own = _claim(shard, settings)
-  digest, examples_digests = hashlib.sha256(), []
+  mark has `counts`, their sum. ValueError if a chunk does not match its mark,
+  or has other settings than those of `begin`."""
+  # Checked again: a run with other settings may have started since.
+  settings_digest = _claim(shard, settings)
+  digest = hashlib.sha256()
+  examples_digests = []
   with replacing.file(shard.path) as partial, partial.open('wb') as file:
     for index in range(num_chunks):
       path = shard.chunk_path(index)
-      if (chunk := marks.read(path)) is None:
+      chunk = marks.read(path)
+      if chunk is None:
         raise ValueError(f'{path} has vanished: give the command again')
       lines = marks.read_whole(path, chunk)
-      # A chunk of another run may have taken this name in between.
-      if chunk.settings_digest != own:
+      # The chunk may be of another run.
+      if chunk.settings_digest != settings_digest:
         raise ValueError(
           f'{path} is of other settings: remove {shard.chunk_folder}, and give '
           'the command again'
@@ -250,17 +258,17 @@ def finish(
     digest=digest.hexdigest(),
   )
   marks.write(shard.path, mark)
-  # Last: until the mark is there, a restart joins the chunks again.
+  # Chunks are removed last: without the mark, a restart joins them again.
   remove_tree(shard.chunk_folder, ignore_errors=False)
 
 
 def merge(folder: Path) -> list[tuple[Path, int]]:
   """Joins all shards of every task in a folder to `-00000-of-00001`, the file
-  that one unsharded run writes; returns the files, and how many lines each has.
-  ValueError if there are no shards, some are missing, unfinished or of other
-  settings, or their merged file is there already, of other results."""
-  # Keyed by name and number of shards: a folder may hold several tasks, or one
-  # task in 2 shards and in 4.
+  that an unsharded run writes; returns the files and their numbers of lines.
+  ValueError if there are no shards, some are missing, incomplete or of other
+  settings, or the merged file already exists with other results."""
+  # By name and number of shards: a folder may hold several tasks, or one task
+  # in 2 shards and in 4.
   groups: dict[tuple[str, int], dict[int, Path]] = {}
   # 'wmt-predict.jsonl-00001-of-00004' is shard 1 of ('wmt-predict.jsonl', 4).
   for path in sorted(folder.glob('*.jsonl-*-of-*')):
@@ -279,30 +287,36 @@ def merge(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
-  """Joins the shards of one task; returns how many lines they have."""
-  read = {i: marks.read(path) for i, path in paths.items()}
-  found = {i: mark for i, mark in read.items() if mark is not None}
-  if missing := [i for i in range(count) if i not in found]:
+  """Joins the shards of one task; returns the number of lines."""
+  # Read the marks.
+  shard_marks = {}
+  for i, path in paths.items():
+    mark = marks.read(path)
+    if mark is not None:
+      shard_marks[i] = mark
+  missing = [i for i in range(count) if i not in shard_marks]
+  if missing:
     raise ValueError(
       f'{final.parent}: of {count} shards of {final.name.split(".jsonl")[0]}, '
       f'{len(missing)} are not complete: {", ".join(map(str, missing[:8]))}'
     )
-  settings = found[0].settings or {}
+  settings = shard_marks[0].settings or {}
   shards = []
   for i in range(count):
-    _check_settings(paths[i], found[i].settings, settings)
-    shards.append(marks.read_whole(paths[i], found[i]))
+    _check_settings(paths[i], shard_marks[i].settings, settings)
+    shards.append(marks.read_whole(paths[i], shard_marks[i]))
+  # Join the lines.
   lines = list(_interleave(shards))
   merged = b''.join(lines)
   mark = Mark(
-    **vars(sum(found.values(), Counts())),
+    **vars(sum(shard_marks.values(), Counts())),
     examples_digest=marks.add_digests(
-      m.examples_digest for m in found.values()
+      m.examples_digest for m in shard_marks.values()
     ),
     settings=settings,
     digest=marks.of_bytes(merged),
   )
-  # A killed process may have left partial files, of any shard.
+  # Write them, unless there are other results.
   is_other = final.exists() and final.read_bytes() != merged
   if is_other or marks.read(final) not in (None, mark):
     raise ValueError(f'{final} already exists, of other results: move it away')
@@ -312,7 +326,7 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
 
 
 def _interleave(shards: Sequence[bytes]) -> Iterator[bytes]:
-  """Yields line i of all, which is line `i // N` of shard `i % N`."""
+  """Yields line `i // N` of shard `i % N` as line i."""
   # Of shards [a d], [b e] and [c]: a b c d e. Without c, line 2 is missing.
   lines = [shard.splitlines(keepends=True) for shard in shards]
   for i in range(sum(map(len, lines))):

@@ -1,7 +1,7 @@
 """Lines of the results, as T5X writes them: from decoded rows to JSON.
 
-A line has the texts of the example under `inputs`, the text under `prediction`
-(or, of given targets, their `score`), and counters and rates under `aux`.
+A line has the texts of the example under `inputs`, the decoded text under
+`prediction` (or the `score` of targets), and counters and rates under `aux`.
 """
 
 import math
@@ -19,8 +19,8 @@ from specdec_jax.infer.marks import Counts
 if TYPE_CHECKING:
   from specdec_jax.contrib.beams.beam_search import BeamOutput
 
-# Neighbouring rows can change the last bits of a log-probability, but not these
-# decimals: a restart writes the same bytes.
+# Other rows of a batch can change the last bits of a log-probability, but not
+# these decimals: a restart writes the same bytes.
 _DIGITS = 4
 Record = dict[str, Any]
 
@@ -32,15 +32,15 @@ def of_samples(
   *,
   with_scores: bool,
 ) -> Record:
-  """Returns the line of an example's decodes, outputs of one row each.
+  """Returns the line of an example's decodes, whose outputs have one row each.
 
-  `aux` has the counters and rates of `decoding.rates.row_summary`, `log_prob`
-  of all new tokens together, and how the row ended: `'eos'`, `'length'` or
-  `'nan'`. Of several decodes `prediction` and all that is in `aux` are lists,
-  the likeliest last; then, and `with_scores`, `scores` are the
-  log-probabilities under T5X's name.
+  `aux` has the counters and rates of `decoding.rates.row_summary`; `log_prob`,
+  the sum over new tokens; and `end`: `'eos'`, `'length'` or `'nan'`. For
+  several decodes, `prediction` and the values of `aux` are lists, the likeliest
+  last; then, or `with_scores`, `scores` are the log-probabilities under T5X's
+  name.
   """
-  found = []
+  decodes = []
   for output in outputs:
     span = slice(_start(row, layout), int(output.lengths[0]))
     text, end = _text(output.tokens[0, span], layout)
@@ -51,13 +51,13 @@ def of_samples(
     }
     if len(outputs) > 1 or with_scores:
       aux['scores'] = aux['log_prob']
-    found.append((text, aux))
+    decodes.append((text, aux))
   # The likeliest is last, as with T5X's beams.
-  found.sort(key=lambda each: each[1]['log_prob'])
-  texts, auxes = zip(*found, strict=True)
+  decodes.sort(key=lambda decode: decode[1]['log_prob'])
+  texts, auxes = zip(*decodes, strict=True)
   # From [{'tokens': 3}, {'tokens': 5}] to {'tokens': [3, 5]}.
   lists = {name: [aux[name] for aux in auxes] for name in auxes[0]}
-  is_one = len(found) == 1
+  is_one = len(decodes) == 1
   return {
     'inputs': row.example.fields(),
     'prediction': texts[0] if is_one else list(texts),
@@ -68,10 +68,11 @@ def of_samples(
 def of_beams(
   row: Row, output: 'BeamOutput', layout: Layout, is_all: bool
 ) -> Record:
-  """Returns the line of an example's beams, all of them, the best last, or the
-  best alone. `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`,
-  which is `'none'` for a missing beam."""
-  start, beams = _start(row, layout), []
+  """Returns the line of an example's beams: all of them, the best last, or only
+  the best. `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`, which
+  is `'none'` for a missing beam."""
+  start = _start(row, layout)
+  beams = []
   for k in range(output.scores.shape[1]):
     # Fewer sequences than beams may have finished: the others have length 0.
     length = int(output.lengths[0, k])
@@ -112,37 +113,39 @@ def of_score(row: Row, output: ScoreOutput, layout: Layout) -> Record:
 
 
 def counts(rows: Sequence[Row], records: Sequence[Record]) -> Counts:
-  """Counts what a chunk holds: the same in every run."""
+  """Returns the counts of a chunk, the same in every run."""
   aux = [record['aux'] for record in records]
-  total = lambda name: sum(int(np.sum(each[name])) for each in aux)
+  total = lambda name: sum(int(np.sum(record_aux[name])) for record_aux in aux)
   return Counts(
     examples=len(rows),
     trimmed_examples=sum(row.num_cut > 0 for row in rows),
     trimmed_tokens=sum(row.num_cut for row in rows),
     tokens=total('tokens'),
     target_runs=total('target_runs'),
-    nan_examples=sum('nan' in np.atleast_1d(each['end']) for each in aux),
+    nan_examples=sum(
+      'nan' in np.atleast_1d(record_aux['end']) for record_aux in aux
+    ),
   )
 
 
 def texts(
   rows: Sequence[Row], records: Sequence[Record], layout: Layout
 ) -> Iterator[list[int]]:
-  """Yields what rows read and wrote, in the tokens of the texts on their lines:
-  the same when a chunk was just decoded and when it was found."""
+  """Yields the tokens of inputs and predictions, encoded from the texts of the
+  lines: the same for decoded chunks and for those read from files."""
   encode, ends = layout.vocabulary.encode, layout.vocabulary.eos_ids[:1]
   for row, record in zip(rows, records, strict=True):
-    # An encoder's text comes before what its decoder begins with.
-    read = [*layout.starts, *row.ids]
+    # The encoder's text comes before the start tokens of the decoder.
+    prefix = [*layout.starts, *row.ids]
     if layout.is_encoder_decoder:
-      read = [*row.ids, *layout.starts]
-    found = record['prediction']
-    for text in [found] if isinstance(found, str) else found:
-      yield [*read, *encode(text, add_special_tokens=False), *ends]
+      prefix = [*row.ids, *layout.starts]
+    prediction = record['prediction']
+    for text in [prediction] if isinstance(prediction, str) else prediction:
+      yield [*prefix, *encode(text, add_special_tokens=False), *ends]
 
 
 def _start(row: Row, layout: Layout) -> int:
-  """Returns where new tokens begin."""
+  """Returns the position of the first new token."""
   num_inputs = 0 if layout.is_encoder_decoder else len(row.ids)
   return len(layout.starts) + num_inputs
 

@@ -1,7 +1,7 @@
-"""What can be done with examples: decode them in the refilled loop, search with
-beams, or score their targets; each is one bundle of functions.
+"""Strategies for examples: decoding in the refilled loop, beam search, and
+scoring of targets, as bundles of functions.
 
-`footprint` computes, from shapes alone, what a job takes of every chip.
+`footprint` computes the memory of a job on every chip, from shapes alone.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from specdec_jax.launch import processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
-# A compiled function of the weights, rows, and a count of how well the batch is
-# used; it yields the rows in any order, each with its output, which has
+# A compiled function of the weights, rows, and a count of the batch's
+# utilisation; it yields rows, in any order, with their outputs, which have
 # `statistics`.
 Decode = Callable[
   [Params, Sequence[Row], decode_many.Utilisation], Iterator[tuple[Row, Any]]
@@ -35,9 +35,13 @@ Decode = Callable[
 
 
 class Strategy(NamedTuple):
-  """A way to treat examples: `init` makes the caches and the state, for their
-  sizes, `compile` the programs, which it runs once, and `record` the line of an
-  example from the outputs of its rows."""
+  """A strategy for examples.
+
+  Attributes:
+    init: makes the caches and the state, for their sizes.
+    compile: compiles the programs, and runs them once.
+    record: makes the line of an example from the outputs of its rows.
+  """
 
   init: Callable[[Params, Prompt, Job], Arrays]
   compile: Callable[[Job, Params], Decode]
@@ -45,7 +49,7 @@ class Strategy(NamedTuple):
 
 
 def of(job: Job) -> Strategy:
-  """Returns the strategy that a job asks for."""
+  """Returns the strategy of a job."""
   # `num_decodes` 1 is a search with one beam: T5X's default, and not greedy.
   if job.is_scored:
     return _SCORING
@@ -58,9 +62,8 @@ def of(job: Job) -> Strategy:
 def _compile_loop(job: Job, params: Params) -> Decode:
   pack = examples.packer(job.layout)
   empty = pack([None] * job.refill_size)
-  # Calls always have one width: otherwise a row's last bits would depend on
-  # whether other rows have a draft, and so on the shard and on where a restart
-  # began.
+  # Calls always have one width: otherwise the last bits of a row would depend
+  # on whether other rows have a draft, and so on the shard and on restarts.
   drafter = job.decoder.drafter._replace(may_abstain=False)
   program = Program(
     method=dataclasses.replace(job.decoder.method, drafter=drafter),
@@ -104,7 +107,7 @@ def compile_whole(
   function: Callable[..., Any],
 ) -> Decode:
   """Compiles `function(params, *packed)` for batches that end together."""
-  # Rows are split over the devices, and every process gets all results, as each
+  # Rows are split over the devices. Every process gets all results, since each
   # makes all lines of a chunk.
   batch = mesh_lib.batch_sharding(job.mesh)
   batch_size = job.decoding.batch_size
@@ -151,10 +154,9 @@ _SCORING = Strategy(
 
 
 def footprint(job: Job) -> dict[str, np.ndarray]:
-  """Returns the values and bytes of a decode, and bytes of each chip, by what
-  they are of, from shapes alone: a drafter's parameters without those that it
-  shares. ValueError if the model or the batch does not divide over the mesh.
-  """
+  """Returns numbers of values, bytes, and bytes per chip of parameters and
+  caches, by name, from shapes alone. Parameters that the drafter shares count
+  once. ValueError if the model or the batch does not divide over the mesh."""
   mesh, batch_size = job.mesh, job.decoding.batch_size
   shapes = job.decoder.shapes
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
@@ -166,30 +168,32 @@ def footprint(job: Job) -> dict[str, np.ndarray]:
   )
   init = of(job).init
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
-  made, own = job.decoder.parts.drafting, own_params(shapes)
-  # A network's own shapes leave out the embeddings that it shares with the
-  # target.
-  if made.config is not None:
-    own = models.param_shapes(made.model, made.config)
+  # The parameters of the drafter, without those that it shares with the target.
+  drafting = job.decoder.parts.drafting
+  draft_shapes = own_params(shapes)
+  if drafting.config is not None:
+    draft_shapes = models.param_shapes(drafting.model, drafting.config)
   of_params = mesh_lib.parameter_shardings
   return {
     'target parameters': _size(shapes.target, of_params(mesh, shapes.target)),
-    'drafter parameters': _size(own, mesh_lib.drafter_shardings(mesh, own)),
+    'drafter parameters': _size(
+      draft_shapes, mesh_lib.drafter_shardings(mesh, draft_shapes)
+    ),
     'caches and state': _size(state, mesh_lib.state_shardings(mesh, state)),
   }
 
 
 def _size(tree: object, shardings: object) -> np.ndarray:
   num_values = sum(leaf.size for leaf in jax.tree.leaves(tree))
-  # An array that is split over 4 of 8 chips takes a quarter of itself on each.
+  # An array that is split over 4 chips takes a quarter of its bytes on each.
   placed = mesh_lib.with_shardings(tree, shardings)
   sizes = mesh_lib.tree_bytes(tree), mesh_lib.tree_bytes(placed)
   return np.array([num_values, *sizes])
 
 
 def _chip_bytes(mesh: Mesh) -> int | None:
-  """Returns the memory of a device, None if it does not tell."""
-  device = mesh.local_devices[0]  # No other process's devices tell.
+  """Returns the memory of a device; None if unknown."""
+  device = mesh.local_devices[0]  # Only local devices have statistics.
   stats = device.memory_stats() if device.platform != 'cpu' else None
   return (stats or {}).get('bytes_limit')
 
@@ -198,19 +202,19 @@ def show_footprint(job: Job) -> int:
   """Prints the sizes as a table, once for all processes; returns 0."""
   from rich.table import Column, Table
 
-  # Computed before anything is printed, as it refuses what does not divide over
-  # the mesh.
-  found, mesh = footprint(job), job.mesh
+  # Computed first: it raises if sizes do not divide over the mesh.
+  sizes_by_name, mesh = footprint(job), job.mesh
   axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
-  kind = mesh.devices.flat[0].device_kind
+  device_kind = mesh.devices.flat[0].device_kind
   names = ('values', 'bytes', 'bytes per chip')
   result = Table(
     '',
     *(Column(name, justify='right') for name in names),
-    title=f'{mesh.size} x {kind}, {axes}, batch {job.decoding.batch_size}',
+    title=f'{mesh.size} x {device_kind}, {axes}, '
+    f'batch {job.decoding.batch_size}',
   )
-  together = np.sum([*found.values()], axis=0)
-  for label, sizes in (found | {'together': together}).items():
+  together = np.sum([*sizes_by_name.values()], axis=0)
+  for label, sizes in (sizes_by_name | {'together': together}).items():
     result.add_row(label, *(f'{size:,}' for size in sizes))
   if limit := _chip_bytes(mesh):
     result.add_row('memory of a chip', '', '', f'{limit:,}')
