@@ -1,0 +1,103 @@
+"""Names are nouns of the field: few are pronouns, participles or vague nouns.
+
+`config`, `logits` and `drafter` say what a variable holds; `found`, `own` and
+`each` make readers look it up. See the house rules in CONTRIBUTING.md.
+"""
+
+import ast
+import collections
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / 'specdec_jax'
+# Words that say nothing of what a variable holds.
+VAGUE = frozenset(
+  (
+    *('found', 'made', 'given', 'own', 'known', 'kept', 'due'),
+    *('said', 'told', 'unsaid', 'unset_'),
+    *('each', 'these', 'those', 'other', 'others', 'whole'),
+    *('way', 'ways', 'side', 'sides', 'kind', 'kinds'),
+  )
+)
+# The largest share of vague names in a folder, in percent.
+LIMIT = 1.0
+# Folders above the limit, with their present share. Lower a share when names
+# are replaced, and remove the row at the limit; no row is added or raised.
+ALLOWANCES = {
+  'assembly': 7.6,
+  'decoding': 2.2,
+  'drafters': 2.4,
+  'integrations': 7.4,
+  'models': 1.4,
+  'text': 4.3,
+  'training': 3.8,
+}
+# Top-level files together count as a folder.
+TOP = '.'
+
+
+def bound_names(text: str) -> list[str]:
+  """Returns all names that Python code binds: variables and parameters."""
+  names = []
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(node, ast.arg):
+      names.append(node.arg)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      names.append(node.id)
+  return names
+
+
+def is_vague(name: str) -> bool:
+  """Returns whether a name, with underscores around it or not, is vague."""
+  return name in VAGUE or name.strip('_') in VAGUE
+
+
+def shares() -> dict[str, float]:
+  """Returns the percentage of vague names of each folder of the package."""
+  num_names: collections.Counter[str] = collections.Counter()
+  num_vague: collections.Counter[str] = collections.Counter()
+  for path in PACKAGE.rglob('*.py'):
+    folder, *rest = path.relative_to(PACKAGE).parts
+    names = bound_names(path.read_text(encoding='utf-8'))
+    key = folder if rest else TOP
+    num_names[key] += len(names)
+    num_vague[key] += sum(map(is_vague, names))
+  return {
+    key: 100 * num_vague[key] / max(num, 1) for key, num in num_names.items()
+  }
+
+
+SHARES = shares()
+
+
+@pytest.mark.parametrize('folder', sorted(SHARES))
+def test_few_names_are_vague(folder):
+  limit = ALLOWANCES.get(folder, LIMIT)
+  # Shares are stated with one digit.
+  assert round(SHARES[folder], 1) <= limit
+
+
+@pytest.mark.parametrize('folder', sorted(ALLOWANCES.keys() & SHARES.keys()))
+def test_allowances_are_not_kept_longer_than_needed(folder):
+  """A folder within the limit has no row, and a row is not far above it."""
+  share = SHARES[folder]
+  assert share > LIMIT
+  assert ALLOWANCES[folder] <= share + 0.5
+
+
+def test_all_bindings_are_counted():
+  text = """
+def f(found, *own, kind=1, **others):
+  made: int = found.given  # An attribute that is read binds nothing.
+  for each in made:
+    with each as (side, _kept):
+      total = [way for way in side if (known := way)]
+  said(total, whole=kind)
+"""
+  names = bound_names(text)
+  assert sorted(names) == [
+    *('_kept', 'each', 'found', 'kind', 'known', 'made', 'others', 'own'),
+    *('side', 'total', 'way'),
+  ]
+  assert [name for name in names if not is_vague(name)] == ['total']
