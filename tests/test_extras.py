@@ -6,8 +6,8 @@ collected and run:
 
 - always: modules of the core are imported, the layers hold, a small model
   decodes, the command line names what is absent, and every test is collected;
-- `slow`: the contract tables, all files of tests that name the extra, and the
-  six lines of README;
+- `slow`: the files of tests that name the extra or a table with rows of it,
+  such as those of the contracts, and the six lines of README;
 - `without_extras` (`make test-all`): all tests of the core that `make test`
   runs.
 """
@@ -143,18 +143,26 @@ def core_tests() -> list[str]:
 
 
 def naming(extra: str) -> list[str]:
-  """The files of the core's tests that name an extra, and the contract tables,
-  which have rows of most."""
+  """The files of the core's tests that name an extra, or a table beside them
+  that does, such as those of the contracts."""
   dotted = extra.replace('/', '.')
   words = [f"'{extra}'", f'specdec_jax.{dotted}', f'tests.{dotted}']
-  files = {*(ROOT / 'tests' / 'contracts').glob('test_*.py')}
+  is_naming = re.compile('|'.join(map(re.escape, words))).search
+  tests = set()
   for entry in core_tests():
     path = ROOT / entry
-    for file in [path] if path.is_file() else path.rglob('test_*.py'):
-      text = file.read_text(encoding='utf-8')
-      if any(word in text for word in words):
-        files.add(file)
-  return sorted(str(file.relative_to(ROOT)) for file in files)
+    for file in [path] if path.is_file() else path.rglob('*.py'):
+      if not is_naming(file.read_text(encoding='utf-8')):
+        continue
+      beside = [file]
+      if not file.name.startswith('test_'):
+        beside = [
+          test
+          for test in file.parent.glob('test_*.py')
+          if re.search(rf'\b{file.stem}\b', test.read_text(encoding='utf-8'))
+        ]
+      tests |= {str(test.relative_to(ROOT)) for test in beside}
+  return sorted(tests)
 
 
 @pytest.mark.parametrize('extra', sorted(EXTRAS))

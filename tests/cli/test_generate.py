@@ -16,6 +16,7 @@ from specdec_jax.cli.commands import generate as command
 from specdec_jax.launch import progress
 from tests import slow
 from tests.cli import tiny
+from tests.cli.commands import DECODING_COMMANDS
 
 GREEDY_DRAFTERS = {
   'prompt_lookup': ('--gamma', '8'),
@@ -575,7 +576,7 @@ def test_a_file_has_one_writer(run, model, tmp_path):
   with outputs.reserved(str(path)):
     # A process that is killed now leaves nothing beside its results.
     assert list(tmp_path.iterdir()) == []
-    for command in tiny.DECODING_COMMANDS:
+    for command in DECODING_COMMANDS:
       result = run(command, *usual, '--json', path)
       tiny.assert_refused(result, 'is writing', str(path))
     assert run('generate', *usual, '--json', '/dev/null').status == 0

@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import model_file
+from tests.cli.commands import DECODING_COMMANDS
 from tests.cli.test_convert import CONFIG
-from tests.cli.tiny import DECODING_COMMANDS, assert_refused
+from tests.cli.tiny import assert_refused
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
 

@@ -13,7 +13,8 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.cli import from_flags, options
 from specdec_jax.drafters.prompt_lookup import checked_min_ngram
-from tests.cli.tiny import DECODING_COMMANDS, assert_refused
+from tests.cli.commands import DECODING_COMMANDS
+from tests.cli.tiny import assert_refused
 
 ROOT = Path(__file__).parents[2]
 PROMPT = ('--prompt', 'hello')

@@ -12,16 +12,11 @@ import numpy as np
 import tokenizers
 from flax import traverse_util
 
-from specdec_jax import lazy
 from specdec_jax.checkpoints import huggingface, stored_arrays
 from specdec_jax.cli.main import main
 from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig
 
-# Commands that take the flags of models, sampling and prompts.
-DECODING_COMMANDS = ['generate']
-for names in lazy.installed('tests.measure.contract_rows:DECODING_COMMANDS'):
-  DECODING_COMMANDS += names
 SPECIALS = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 MERGES = (('Ġ', 't'), ('h', 'e'), ('Ġt', 'he'), ('i', 'n'), ('a', 'b'))
 # Of the weights: with it, greedy texts repeat themselves, but not at once.

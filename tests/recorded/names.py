@@ -11,7 +11,7 @@ from typing import Any
 
 import specdec_jax
 from specdec_jax import lazy
-from tests.cli import tiny
+from tests.cli.commands import DECODING_COMMANDS
 from tests.recorded import cases, doors
 from tests.recorded.cases import Case
 
@@ -93,7 +93,7 @@ def _written_by_commands(folder: Path, out: Path) -> dict[str, list[str]]:
     'generate': all_keys(read_jsonl(records)),
     'trace': all_keys(read_jsonl(trace)),
   }
-  others = [name for name in tiny.DECODING_COMMANDS if name != 'generate']
+  others = [name for name in DECODING_COMMANDS if name != 'generate']
   for command in others:
     output = doors.run(
       command,
