@@ -6,8 +6,8 @@ its folder: the tables then omit its rows.
 """
 
 import importlib
-import importlib.machinery
 import importlib.util
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -22,15 +22,15 @@ def is_installed(module: str) -> bool:
   """
   package, *names = module.split('.')
   spec = importlib.util.find_spec(package)
-  # `importlib.util.find_spec` of the whole name would import the packages
-  # around the module, and what these import: scipy takes a second.
-  for name in names:
-    if spec is None or spec.submodule_search_locations is None:
-      return False
-    spec = importlib.machinery.PathFinder.find_spec(
-      f'{spec.name}.{name}', spec.submodule_search_locations
-    )
-  return spec is not None and spec.has_location
+  if spec is None or not names:
+    return spec is not None and spec.has_location
+  # `find_spec` of the whole name would import the packages around the module,
+  # and what these import: scipy takes a second.
+  for folder in spec.submodule_search_locations or ():
+    path = pathlib.Path(folder, *names)
+    if path.with_suffix('.py').is_file() or (path / '__init__.py').is_file():
+      return True
+  return False
 
 
 def attribute(path: str) -> Any:

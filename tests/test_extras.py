@@ -20,6 +20,7 @@ import sys
 
 import pytest
 
+from specdec_jax import lazy
 from tests import children, conftest
 from tests.test_layering import EXTRAS
 
@@ -204,6 +205,20 @@ def test_the_lines_of_readme_run_without(extra, copy_without):
 @pytest.mark.parametrize('extra', sorted(EXTRAS))
 def test_the_tests_of_the_core_pass_without(extra, copy_without):
   run_tests(copy_without(extra), *core_tests())
+
+
+def test_what_deleted_packages_leave_is_not_installed(tmp_path, monkeypatch):
+  """Folders of compiled files, in a package that nothing has imported."""
+  for folder in ('there/inner', 'there/deleted/inner/__pycache__'):
+    (tmp_path / 'some_package' / folder).mkdir(parents=True)
+  for name in ('__init__', 'there/__init__', 'there/inner/module'):
+    (tmp_path / 'some_package' / f'{name}.py').write_text('')
+  monkeypatch.syspath_prepend(tmp_path)
+  for name in ('there', 'there.inner.module'):
+    assert lazy.is_installed(f'some_package.{name}')
+  for name in ('there.inner', 'there.deleted', 'there.deleted.inner.module'):
+    assert not lazy.is_installed(f'some_package.{name}')
+  assert 'some_package' not in sys.modules
 
 
 def test_rows_of_extras_that_are_there_are_found():
