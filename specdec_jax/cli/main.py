@@ -12,7 +12,7 @@ from typing import NamedTuple
 import specdec_jax
 from specdec_jax import lazy
 from specdec_jax.cli import options, outputs
-from specdec_jax.launch import failures, gin_launch, platforms, progress
+from specdec_jax.launch import failures, platforms, progress
 
 
 class Command(NamedTuple):
@@ -122,8 +122,7 @@ def _run(argv: Sequence[str] | None) -> int:
       stream.reconfigure(errors='replace')
   if not _log.handlers:
     _log.addHandler(_Complaints(logging.WARNING))
-  # argparse does not support flags such as --gin.NAME=VALUE.
-  argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
+  argv = sys.argv[1:] if argv is None else argv
   try:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.

@@ -9,6 +9,7 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.launch import gin_launch
 from specdec_jax.launch.numbers import json_object, positive_int
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.launch.visible_text import visible_lines
@@ -82,40 +83,27 @@ class Parser(argparse.ArgumentParser):
 
   def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
     """Refuses unknown arguments, so that the error names the subcommand."""
-    self._words = [word.split('=')[0] for word in args or ()]
-    # argparse would leave them to the parser of `specdec` itself.
+    # argparse does not support flags such as --gin.NAME=VALUE.
+    if self.get_default('gin_bindings') is not None:
+      args = gin_launch.expand(args)
+    # argparse would leave unknown arguments to the parser of `specdec` itself.
     parsed, rest = super().parse_known_args(args, namespace)
     if rest:
-      self.error(f'unrecognized arguments: {" ".join(rest)}')
+      message = f'unrecognized arguments: {" ".join(rest)}'
+      # From --gama=3 to --gama.
+      flags = [word.split('=')[0] for word in rest if word.startswith('--')]
+      if flags:
+        message += did_you_mean(flags[0], self._flags(), cutoff=0.7)
+      self.error(message)
     return parsed, rest
 
-  def _check_value(self, action: argparse.Action, value: object) -> None:
-    try:
-      super()._check_value(action, value)
-    except argparse.ArgumentError as error:
-      error.message += did_you_mean(str(value), map(str, action.choices or ()))
-      raise
-
   def error(self, message: str) -> NoReturn:
-    if message == 'argument --prompt: expected one argument':
-      message += '; write --prompt=TEXT if it begins with a dash'
-    gin = '--gin_bindings='  # As `gin_launch.expand` writes it.
-    if gin in message:
-      message = message.replace(gin, '--gin.')
-      message += '; gin is for infer and train'
-    # The first unknown flag, such as --gama=3, gets a suggestion; also if a
-    # required option is missing, perhaps because of the misspelling.
-    names = self._option_string_actions
-    is_missing = 'required' in message
-    is_known = lambda flag: any(name.startswith(flag) for name in names)
-    flags = [word for word in self._words if word.startswith('--')]
-    misspelt = next((flag for flag in flags if not is_known(flag)), None)
-    if misspelt and (is_missing or message.startswith('unrecognized')):
-      if is_missing:
-        message += f'; {misspelt} is unknown'
-      message += did_you_mean(misspelt, names, cutoff=0.7)
     line = f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
     self.exit(2, visible_lines(line))
+
+  def _flags(self) -> list[str]:
+    """Returns the flags that the help lists."""
+    return re.findall(r'(?m)^  (?:-\w, )?(--\w+)', self.format_help())
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

@@ -89,7 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add('--dtype', choices=presets.DTYPES, help='(default: bfloat16)')
   options.add_shared(group, 'weights', 'cache_dtype')
   # Options of other drafters do not change costs, or name a file.
-  options.add_flags(group, [DRAFTERS['quantized']], but=('gamma', 'tree'))
+  options.add_flags(
+    group, [DRAFTERS['quantized']], but=('gamma', 'tree', 'min_prob')
+  )
   add = parser.add_argument_group('planning').add_argument
   add(
     '--alpha',

@@ -21,12 +21,10 @@ PROMPT = ('--prompt', 'hello')
 PROMPTS = sorted(ROOT.glob('experiments/prompts/*.jsonl'))
 COMPLAINTS = {
   'unknown drafter': (('--drafter', 'magic'), "'magic'", 'prompt_lookup'),
-  'a drafter misspelt': (('--drafter', 'Suffx'), '; did you mean suffix?'),
-  'a rule misspelt': (('--verification', 'blok'), 'did you mean block?'),
   'unknown verification': (('--verification', 'lax'), "'lax'", 'block'),
   'unknown dtype': (('--dtype', 'int8'), "'int8'", 'bfloat16'),
   'unknown option': (('--gama', '3'), '--gama', 'did you mean --gamma?'),
-  'gin without gin': (('--gin.FOO=3',), 'arguments: --gin.FOO=3;', 'infer'),
+  'gin without gin': (('--gin.FOO=3',), 'arguments: --gin.FOO=3 ('),
   'gamma 0': (('--gamma', '0'), '--gamma', 'from 1 to 1024', 'got 0'),
   'gamma -1': (('--gamma=-1',), '--gamma', 'from 1 to 1024', 'got -1'),
   'gamma 1e9': (
@@ -167,7 +165,7 @@ COMPLAINTS = {
   'empty prompt': (('--prompt', ''), 'the prompt is empty'),
   'blank prompt': (('--prompt', ' \n'), 'the prompt is empty'),
   'half a character': (('--prompt', '\udcff'), 'not valid Unicode'),
-  'no prompt': (('--prompt',), '--prompt=TEXT'),
+  'no prompt': (('--prompt',), 'argument --prompt: expected one argument'),
   'two sources': (('--prompts', 'x'), 'not allowed with'),
 }
 
@@ -203,9 +201,6 @@ def test_a_model_that_is_nearly_known(run, name, meant):
 
 def test_no_prompt_at_all(run, no_model):
   assert_refused(run('generate'), '--prompt', '--prompts', 'required')
-  words = '--pormpt is unknown; did you mean --prompt?'
-  assert_refused(run('generate', '--pormpt=hello'), 'required', words)
-  assert_refused(run('--versoin'), 'did you mean --version?')
   mistyped = run('generate', *PROMPT, '--promt', 'a')
   assert_refused(mistyped, '--promt', 'mean --prompt?')
 
