@@ -121,8 +121,10 @@ def _on_hosts(
     return _callback(host, shapes, *arrays)
 
   def of_part(shape: Any) -> Any:
-    num_rows, *others = shape.shape
-    return jax.ShapeDtypeStruct((num_rows // num_parts, *others), shape.dtype)
+    num_rows, *row_shape = shape.shape
+    return jax.ShapeDtypeStruct(
+      (num_rows // num_parts, *row_shape), shape.dtype
+    )
 
   of_parts = functools.partial(_callback, host, jax.tree.map(of_part, shapes))
   spec = PartitionSpec(rows)
@@ -138,8 +140,11 @@ def _callback(
   pieces = [_pieces(array) for array in arrays]
 
   def call(pieces: list[list[Any]]) -> Any:
-    joined = (np.concatenate([*map(np.asarray, own)], -1) for own in pieces)
-    return host(*joined)
+    arrays = []
+    for array_pieces in pieces:
+      parts = [np.asarray(piece) for piece in array_pieces]
+      arrays.append(np.concatenate(parts, axis=-1))
+    return host(*arrays)
 
   return jax.pure_callback(call, shapes, pieces)
 
