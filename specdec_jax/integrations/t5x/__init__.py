@@ -1,10 +1,10 @@
 """Speculation inside T5X: its own checkpoints, gin files and launch scripts.
 
-`SpeculativeEncoderDecoderModel` and `SpeculativeDecoderOnlyModel` take the
-place of T5X's models and decode with this package's T5 on the parameters that
-T5X gives them, sharded as T5X sharded them. `speculative_decode` is a
-`decode_fn` for T5X's own models; `load_draft` and `restore_with_draft` read a
-draft model beside them. docs/t5x.md shows how to use them.
+`SpeculativeEncoderDecoderModel` and `SpeculativeDecoderOnlyModel` replace T5X's
+models, and decode with this package's T5 on T5X's parameters, sharded as T5X
+sharded them. `speculative_decode` is a `decode_fn` for T5X's own models;
+`load_draft` and `restore_with_draft` restore a draft model along with the
+target. docs/t5x.md shows how to use them.
 """
 
 import importlib

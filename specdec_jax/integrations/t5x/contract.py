@@ -1,8 +1,8 @@
-"""What T5X passes to a model and to a decode_fn, checked, and what gin binds
-for those of T5X's whose place they take (imports T5X and gin when needed).
+"""Checks the arguments that T5X passes to a model and to a decode_fn, and reads
+gin's bindings of the T5X classes and functions that they replace.
 
-gin gives a binding to the class, method or function that it names and to no
-other, so what takes its place has to look.
+gin applies a binding only to the class, method or function that it names, so
+that a replacement has to look it up. T5X and gin are imported when needed.
 """
 
 import functools
@@ -15,24 +15,25 @@ from specdec_jax.base import Array
 from specdec_jax.integrations.t5x.t5_networks import refusal
 
 _SAMPLING = ('temperature', 'topk', 'topp')
-# It changes the scores that T5X returns; those of speculation are the model's
-# own.
+# It changes the scores that T5X returns; speculative decoding always returns
+# the model's log-probabilities.
 _WITHOUT_EFFECT = ('rescale_log_probs',)
 
 
 def decoder_params_of(
-  asked: Mapping[str, Any], vocabulary: Any
+  arguments: Mapping[str, Any], vocabulary: Any
 ) -> tuple[Array | None, int]:
-  """Returns the key and the id of EOS of a prediction, also from
-  `decoder_params`; ValueError for what speculation cannot do, or two keys."""
-  check_num_decodes(asked['num_decodes'])
-  # Known keys are taken out; what is left is for another decoder.
-  given = dict(asked.get('decoder_params') or {})
-  eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
-  key, rng = given.pop('decode_rng', None), asked.get('rng')
-  if given:
+  """Returns the random key and the EOS id of a prediction, which may be in
+  `decoder_params`; ValueError for unsupported arguments, or two keys."""
+  check_num_decodes(arguments['num_decodes'])
+  # Whatever is left after the supported keys is for another decoder.
+  decoder_params = dict(arguments.get('decoder_params') or {})
+  eos_id = decoder_params.pop('eos_id', vocabulary.eos_id or 1)
+  key = decoder_params.pop('decode_rng', None)
+  rng = arguments.get('rng')
+  if decoder_params:
     raise refusal(
-      f"decoder_params {sorted(given)} are of T5X's own decoders: set "
+      f"decoder_params {sorted(decoder_params)} are of T5X's own decoders: set "
       'temperature, top_k and top_p of the model'
     )
   if key is not None and rng is not None:
@@ -50,7 +51,8 @@ def check_num_decodes(num_decodes: int) -> None:
 
 
 def check_causal(model: Any) -> None:
-  """Raises ValueError if a decoder-only model sees its inputs as a whole."""
+  """Raises ValueError if a decoder-only model attends to its inputs in both
+  directions."""
   if getattr(model, '_inputs_bidirectional_attention', False):
     raise refusal(
       'inputs_bidirectional_attention: speculation decodes causal models only'
@@ -65,26 +67,25 @@ def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
   model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
   needed = {'params', 'max_decode_length'}
   allowed = needed | {'encoded_inputs', 'raw_inputs'}
-  lacking = [
-    x for x in ('module', 'output_vocabulary') if not hasattr(model, x)
-  ]
+  attributes = ('module', 'output_vocabulary')
+  lacking = [name for name in attributes if not hasattr(model, name)]
   if lacking or not needed <= set(keywords) <= allowed:
     raise refusal(
       'tokens_to_logits is not a functools.partial of a method of a T5X model '
       f'with the arguments {sorted(needed)} to {sorted(allowed)}: the model '
-      f'lacks {lacking}, the arguments are {sorted(keywords)}. This T5X is not '
-      'the one that speculation was made for'
+      f'lacks {lacking}, the arguments are {sorted(keywords)}. This version of '
+      'T5X is not supported'
     )
   check_causal(model)
   return model, keywords['params'], keywords.get('raw_inputs')
 
 
 def bindings_of(configurable: Any) -> dict[str, Any] | None:
-  """Returns the arguments that gin binds for a class, a method or a function;
-  None if no gin file names it."""
+  """Returns the arguments that gin binds for a class, method or function; None
+  if no gin file names it."""
   import gin
 
-  # Unknown to gin is no error; a reference that cannot be resolved is.
+  # An unregistered configurable is no error; an unresolvable reference is.
   try:
     gin.get_bindings(configurable, resolve_references=False)
   except ValueError:
@@ -93,41 +94,39 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
 
 
 def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
-  """Returns the options of `decoding.decoder` that sample as a decoder of T5X's
-  does.
+  """Returns the options of `decoding.decoder` that sample as T5X's `decode_fn`.
 
   `decode_fn` is `temperature_sample` or, for one beam, `beam_search`, with
-  arguments bound by gin or by `functools.partial`, or None for T5X's default.
-  Raises ValueError for others, or arguments without a counterpart here.
+  arguments bound by gin or by `functools.partial`; None for T5X's default.
+  Raises ValueError for other functions and unsupported arguments.
   """
   if decode_fn is None:
     return {}
   from t5x import decoding
 
-  function, given = _opened(decode_fn)
+  function, arguments = _unwrapped(decode_fn)
   if function not in (decoding.temperature_sample, decoding.beam_search):
     raise refusal(
-      f'decode_fn is {getattr(function, "__name__", function)}, and '
-      'speculation takes the place of temperature_sample and of beam_search '
-      'with one beam only'
+      f'decode_fn is {getattr(function, "__name__", function)}: speculation '
+      'replaces only temperature_sample, and beam_search with one beam'
     )
   is_sampler = function is decoding.temperature_sample
   parameters = inspect.signature(function).parameters
-  followed = (*_SAMPLING, *_WITHOUT_EFFECT) if is_sampler else ()
-  others = sorted(
+  supported = (*_SAMPLING, *_WITHOUT_EFFECT) if is_sampler else ()
+  unsupported = sorted(
     name
-    for name, value in given.items()
-    if name not in followed and value is not parameters[name].default
+    for name, value in arguments.items()
+    if name not in supported and value is not parameters[name].default
   )
-  if others:
+  if unsupported:
     raise refusal(
-      f'{function.__name__} is given {others}, which speculation does not '
-      'support: remove them'
+      f'{function.__name__} has the arguments {unsupported}, which speculation '
+      'does not support: remove them'
     )
   if not is_sampler:
     return {}
-  # T5X's own defaults stand for what is not given: topk 1, which is greedy.
-  values = [given.get(name, parameters[name].default) for name in _SAMPLING]
+  # The defaults are T5X's: topk 1, which is greedy.
+  values = [arguments.get(name, parameters[name].default) for name in _SAMPLING]
   for value in values:
     if not isinstance(value, numbers.Real):
       raise refusal(
@@ -161,20 +160,20 @@ def sampling_of_t5x() -> dict[str, Any]:
   return sampling_of(functools.partial(decoding.temperature_sample, **bound))
 
 
-def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
-  """Returns the function, and the arguments that gin or partials give it."""
-  given: dict[str, object] = {}
+def _unwrapped(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
+  """Returns the function, and the arguments that gin or partials bind."""
+  arguments: dict[str, object] = {}
   # Of partial(partial(f, topk=1), topk=2): f, and topk 2.
   while isinstance(decode_fn, functools.partial):
-    given = decode_fn.keywords | given
+    arguments = decode_fn.keywords | arguments
     decode_fn = decode_fn.func
   function = inspect.unwrap(decode_fn)
   if function is decode_fn:
-    return function, given
+    return function, arguments
   bound = bindings_of(decode_fn)
   if bound is None:
     raise refusal(
       'decode_fn is in a scope of gin, whose bindings cannot be read: bind '
       'temperature, top_k and top_p of the model instead'
     )
-  return function, bound | given
+  return function, bound | arguments

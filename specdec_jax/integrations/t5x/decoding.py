@@ -1,5 +1,5 @@
-"""The decode that a T5X model is given in place of its own, and a `decode_fn`
-for T5X's own models (needs no T5X)."""
+"""Decoding for T5X models, and a `decode_fn` for T5X's own models (needs no
+T5X)."""
 
 import contextlib
 import dataclasses
@@ -31,8 +31,8 @@ from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
 from specdec_jax.models.products import Weights
 from specdec_jax.models.t5 import T5Config
 
-# What the loop sees where an EOS is forced: T5X's padding, which ends no row.
-_STAND_IN = 0
+# Replaces forced EOS tokens in the loop: T5X's padding, which ends no row.
+_EOS_PLACEHOLDER = 0
 
 
 def decoder(
@@ -46,49 +46,51 @@ def decoder(
   verification: str = 'speculative_sampling',
   **options: Any,
 ) -> Decoder:
-  """Makes a decoder of a T5X network, whose parameters are given to `decode`.
+  """Returns a decoder of a T5X network, whose parameters `decode` receives.
 
-  For what is not said here, and for `options`, which say how to sample too, see
-  `specdec_jax.load`; an option that is None counts as not given.
+  For the other arguments and `options`, which include the sampling options, see
+  `specdec_jax.load`. An option that is None counts as unset.
 
   Args:
     module: see `t5_networks.config_of`.
     vocabulary: of SeqIO; it encodes the text of a drafter.
-    draft_module: the network of 'model', with parameters at `params['draft']`.
+    draft_module: the network of the drafter 'model', with parameters at
+      `params['draft']`.
     drafter_checkpoint: the weights of 'spec_drafter' or of 'block_heads': a
-      folder, or 'ende-spec-drafter'; constants, each device has a copy.
+      folder, or 'ende-spec-drafter'; each device holds a copy.
 
-  Raises ValueError if networks are not known, or the choices do not fit.
+  Raises ValueError for unknown networks, or options that do not fit together.
   """
   config = t5_networks.config_of(module)
   draft = _draft(config, vocabulary, drafter, draft_module, drafter_checkpoint)
-  # The interface that `assembly` needs. No id is padding; SeqIO's preprocessors
-  # add EOS.
+  # The vocabulary as `assembly` needs it. SeqIO's preprocessors add EOS.
   adapted: Any = types.SimpleNamespace(
     vocab_size=config.vocab_size,
     eos_ids=(),
     encode=lambda text, **_: list(vocabulary.encode(text)),
   )
-  given = {'gamma': gamma, **options}
+  options = {'gamma': gamma, **options}
   # A decode_fn is called while T5X traces.
   with jax.ensure_compile_time_eval():
-    made = api.of_network(
+    assembled = api.of_network(
       'module',
       config,
       adapted,
       drafter=drafter,
       draft=draft,
       verification=verification,
-      options={name: x for name, x in given.items() if x is not None},
+      options={k: value for k, value in options.items() if value is not None},
     )
-    _check(made, drafter)
-    own: Any = ()
-    if draft and made.parts.drafting.config and draft_module is None:
-      own = jax.device_get(
-        models.read_params(draft, made.parts.drafting.config)
+    _check(assembled, drafter)
+    drafter_params: Any = ()
+    if draft and assembled.parts.drafting.config and draft_module is None:
+      drafter_params = jax.device_get(
+        models.read_params(draft, assembled.parts.drafting.config)
       )
-  # All other weights are given to `decode`.
-  return dataclasses.replace(made, params=Params(target=(), drafter=own))
+  # `decode` receives all other weights.
+  return dataclasses.replace(
+    assembled, params=Params(target=(), drafter=drafter_params)
+  )
 
 
 def decode(
@@ -101,16 +103,17 @@ def decode(
   eos_id: int,
   forced: Array | None = None,
 ) -> DecodeOutput:
-  """Decodes a batch of T5X's.
+  """Decodes a batch of T5X.
 
-  The draft model's parameters are at `params['draft']`; keys are raw, typed, or
-  None for the seed 0. A row has at most `max_len` tokens with its start token.
-  `forced` tokens, int32 `[B, <= max_len]`, stand where they are not 0, beyond
-  the prompt as well, whatever processors say. Raises ValueError if the
-  parameters are not those of the networks, or gamma is beyond what a row can
-  hold.
+  The draft model's parameters are at `params['draft']`. `rng_key` is raw or
+  typed; None is the seed 0. A row has at most `max_len` tokens, with its start
+  token. Where `forced`, int32 `[B, <= max_len]`, is not 0, the row has this
+  token, also after the prompt and whatever the logits processors do. Raises
+  ValueError if the parameters do not fit the networks, or a draft is longer
+  than a row.
   """
-  joined, gamma = _params(params, decoder), decoder.drafter.gamma
+  joined = _params(params, decoder)
+  gamma = decoder.drafter.gamma
   if gamma > max_len - 1:
     raise refusal(
       f'a draft has {gamma} tokens, and the rows of this batch have room for '
@@ -128,15 +131,15 @@ def decode(
   prompt = dataclasses.replace(prompt, max_lengths=limits)
   prompt = process([0] * limits.size, prompt)
   if forced is not None and prompt.processors is not None:
-    rows = _let_stand(prompt.processors, forced, eos_id=eos_id)
-    prompt = dataclasses.replace(prompt, processors=rows)
+    processors = _force_processors(prompt.processors, forced, eos_id=eos_id)
+    prompt = dataclasses.replace(prompt, processors=processors)
   key = jax.random.key(0) if rng_key is None else rng_key
   with _mesh_of_t5x():
     output = speculative.generate(
       joined, key, prompt, method=method, max_len=max_len
     )
   if forced is not None:
-    # Undoes what `_force` does to EOS, within the row: beyond it are 0s.
+    # Undo the replacement of EOS by `_force`, within the length of the row.
     is_eos = arrays.is_within(output.lengths, max_len) & (forced == eos_id)
     tokens = jnp.where(is_eos, eos_id, output.tokens)
     output = dataclasses.replace(output, tokens=tokens)
@@ -148,11 +151,15 @@ def prompt_of(
   decoder_tokens: Array,
   starts: Array | None = None,
 ) -> Prompt:
-  """Returns a prompt from T5X's arrays: the encoder's tokens int32 `[B, E]`, 0
-  where padded; the decoder's int32 `[B, L]`, the start token 0, then forced
-  tokens, then 0s; and int32 `[B]` where the last token of each prompt stands,
-  None where the first forced tokens end."""
-  # Of [0 5 6 0 7]: the prompt is [0 5 6], and the 7 is forced in its place.
+  """Returns a prompt from T5X's arrays.
+
+  Args:
+    encoder_tokens: int32 `[B, E]`, padded with 0.
+    decoder_tokens: int32 `[B, L]`: the start token 0, forced tokens, then 0s.
+    starts: int32 `[B]`, the position of the last token of the prompt; by
+      default the prompt ends before the first 0.
+  """
+  # In [0 5 6 0 7] the prompt is [0 5 6], and the 7 is forced at its position.
   if starts is None:
     starts = arrays.count_leading(decoder_tokens[:, 1:] != 0)
   return Prompt(
@@ -174,15 +181,16 @@ def speculative_decode(
   initial_index: Array | None = None,
   **options: Any,
 ) -> tuple[Array, Array]:
-  """Decodes as a `decode_fn` of T5X's own models, with every drafter but
-  'model'; returns tokens int32 `[B, 1, L]` and scores float32 `[B, 1]`.
+  """A `decode_fn` of T5X's own models, for every drafter but 'model'; returns
+  tokens int32 `[B, 1, L]` and scores float32 `[B, 1]`.
 
-  Arguments are T5X's, and those of `decoder`, whose sampling is by default what
-  gin binds for T5X's `temperature_sample`. `inputs` are forced tokens, see
-  `prompt_of`; for `tokens_to_logits` see `contract.reach`. ValueError for more
-  decodes than one, scanned layers, other networks, or the drafter 'model'.
+  The arguments are T5X's and those of `decoder`; by default the sampling is
+  what gin binds for T5X's `temperature_sample`. `inputs` are forced tokens, see
+  `prompt_of`; for `tokens_to_logits` see `contract.reach`. Raises ValueError if
+  `num_decodes` is not 1, for scanned layers, other networks, and the drafter
+  'model'.
   """
-  # The compiler drops `cache`, and T5X's encoder pass.
+  # The compiler removes the unused `cache`, and T5X's pass of the encoder.
   contract.check_num_decodes(num_decodes)
   if cache_offset:
     raise refusal('the network scans its layers, which is not supported')
@@ -202,14 +210,15 @@ def speculative_decode(
     eos_id=eos_id,
     forced=inputs,
   )
-  # `[B, decodes, L]`, of one decode each, without the start token.
-  return output.tokens[:, None, 1:], counters(output)['scores'][:, None]
+  # `[B, num_decodes, L]` with one decode, without the start token.
+  scores = counters(output)['scores']
+  return output.tokens[:, None, 1:], scores[:, None]
 
 
 def counters(output: DecodeOutput) -> dict[str, Array]:
-  """Returns what a T5X model reports: int32 `[B]` each, and as `scores` the
-  float32 `[B]` log-probability of what each row was continued with, under the
-  model's own softmax."""
+  """Returns the statistics that a T5X model reports, int32 `[B]`, and `scores`,
+  float32 `[B]`: the log-probability of each continuation under the model's
+  softmax."""
   counts = output.statistics
   return {
     'scores': jnp.sum(output.log_probs, axis=1),
@@ -222,9 +231,10 @@ def counters(output: DecodeOutput) -> dict[str, Array]:
 
 
 def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
-  """Returns what followed the prompt, moved to the left: int32 `[B, S - 1]`."""
+  """Returns the tokens after the prompt, moved left: int32 `[B, S - 1]`."""
   # A row [0 5 6 8 9 0] with a prompt of 3 tokens becomes [8 9 0 0 0].
-  starts, width = prompt.decoder_lengths, output.tokens.shape[1] - 1
+  starts = prompt.decoder_lengths
+  width = output.tokens.shape[1] - 1
   moved = arrays.read_block(output.tokens, starts, width)
   return jnp.where(arrays.is_within(output.lengths - starts, width), moved, 0)
 
@@ -236,14 +246,14 @@ def _draft(
   draft_module: Any | None,
   checkpoint: str | None,
 ) -> Model | None:
-  """Returns where the drafter's weights are; ValueError unless they are given
-  if it has some, or T5X's draft model has the target's vocabulary."""
+  """Returns the model of the drafter, if it has one; ValueError if the weights
+  that it needs are missing, or the vocabularies of the models differ."""
   # The network of 'model' is T5X's; weights of other drafters are read here.
   needed = ''
   if has_model(option_fields.by_name('drafter', DRAFTERS, drafter)):
     needed = 'draft_module' if drafter == 'model' else 'drafter_checkpoint'
-  given = {'draft_module': draft_module, 'drafter_checkpoint': checkpoint}
-  for name, value in given.items():
+  arguments = {'draft_module': draft_module, 'drafter_checkpoint': checkpoint}
+  for name, value in arguments.items():
     if (value is not None) != (name == needed):
       verb = 'needs a' if name == needed else 'takes no'
       raise refusal(f'drafter {drafter!r} {verb} {name}')
@@ -263,44 +273,44 @@ def _draft(
 
 
 def _check(decoder: Decoder, drafter: str) -> None:
-  """Raises ValueError for choices that T5X's batches cannot have, or that
-  change nothing."""
-  sampling, judge = (
-    decoder.sampling,
-    decoder.recipe.rule.judge(decoder.sampling),
-  )
+  """Raises ValueError for options that T5X's batches do not support, or that
+  have no effect."""
+  sampling = decoder.sampling
+  verifier = decoder.recipe.rule.judge(sampling)
   has_grammar = constraints.stated_text(sampling) is not None
   if has_grammar or drafter == 'grammar':
-    raise ValueError('grammars need a vocabulary, and T5X none')
-  if drafter == 'none' and not judge.is_lossless:
+    raise ValueError('grammars are not supported inside T5X')
+  if drafter == 'none' and not verifier.is_lossless:
     raise ValueError(
-      f'verification {judge.name} with its options changes nothing with '
+      f'verification {verifier.name} with its options changes nothing with '
       'drafter none, which drafts nothing: leave it out'
     )
 
 
 def _params(params: Weights, decoder: Decoder) -> Params:
-  # The target's tree has the draft model's as one of its names.
-  params, made = dict(params), decoder.parts.drafting
-  own: Any = params.pop(DRAFT, {})
+  """Splits T5X's parameters into the target's and the drafter's."""
+  # The draft model's tree is a branch of the target's.
+  params = dict(params)
+  draft_params: Any = params.pop(DRAFT, {})
   if isinstance(decoder.recipe.drafter, DraftModel):
-    config: Any = made.config
+    config: Any = decoder.parts.drafting.config
     role = f"draft model at params['{DRAFT}']"
-    own = t5_networks.params_of(own, config, role=role)
+    drafter = t5_networks.params_of(draft_params, config, role=role)
   else:
-    own = jax.tree.map(jnp.asarray, decoder.params.drafter)
+    drafter = jax.tree.map(jnp.asarray, decoder.params.drafter)
   target = t5_networks.params_of(params, decoder.config, role='target')
-  return Params(target=target, drafter=made.join(target, own))
+  joined = decoder.parts.drafting.join(target, drafter)
+  return Params(target=target, drafter=joined)
 
 
 def _force(
   model: LanguageModel, tokens: Array, *, eos_id: int
 ) -> LanguageModel:
-  """Returns a T5 that gives all probability to `tokens[b, i]` at position i of
-  row b, where that is not 0, and is itself elsewhere."""
-  # A forced EOS does not end a row in T5X. The loop is given 0 in its place,
-  # which the model reads as the EOS that it stands for; `decode` undoes it.
-  # Beyond the last position nothing is forced, as in this column.
+  """Returns the model with logits that force `tokens[b, i]` at position i of
+  row b, where it is not 0."""
+  # A forced EOS does not end a row in T5X. The loop sees a placeholder, which
+  # the model reads as EOS, and `decode` puts EOS back. The added column stands
+  # for the position after the last, where nothing is forced.
   tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
 
   def extend(params, appended: Array, cache, at=None, **options: Any):
@@ -308,14 +318,18 @@ def _force(
     if (placement := options.get('placement')) is not None:
       positions = placement.positions
     # With tokens [0, 5, 6, 0], 6 is forced to follow position 1.
-    of = functools.partial(jnp.take_along_axis, tokens, axis=1, mode='clip')
-    appended = jnp.where(of(positions) == eos_id, eos_id, appended)
-    following = of(positions + 1)
+    forced_at = functools.partial(
+      jnp.take_along_axis, tokens, axis=1, mode='clip'
+    )
+    appended = jnp.where(forced_at(positions) == eos_id, eos_id, appended)
+    following = forced_at(positions + 1)
     logits, cache = model.extend(params, appended, cache, at, **options)
     if at is not None:
       following = arrays.read_block(following, at, 1)
     # One-hot logits `[B, T, V]` where `following[B, T]` are not 0.
-    seen = jnp.where(following == eos_id, _STAND_IN, following)[..., None]
+    seen = jnp.where(following == eos_id, _EOS_PLACEHOLDER, following)[
+      ..., None
+    ]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     one_hot = jnp.where(ids == seen, 0.0, -jnp.inf).astype(logits.dtype)
     return jnp.where(following[..., None] != 0, one_hot, logits), cache
@@ -323,25 +337,29 @@ def _force(
   return model._replace(extend=extend)
 
 
-def _let_stand(rows: Processors, tokens: Array, *, eos_id: int) -> Processors:
-  """Returns processors after which `tokens` of `_force`, int32 `[B, S]`, stand
-  even so: at their places they are the ids that are forced, and no others."""
+def _force_processors(
+  rows: Processors, tokens: Array, *, eos_id: int
+) -> Processors:
+  """Returns logits processors that force `tokens`, int32 `[B, S]`, at their
+  positions, in place of the tokens that the processors would force there."""
   never = jnp.int32(jnp.iinfo(jnp.int32).max)
-  places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-  due = jnp.where(tokens != 0, places, never)
-  is_taken = jnp.any(rows.forced_at[:, :, None] == due[:, None, :], axis=-1)
-  others = jnp.where(is_taken, never, rows.forced_at)
-  seen = jnp.where(tokens == eos_id, _STAND_IN, tokens)
+  columns = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+  positions = jnp.where(tokens != 0, columns, never)
+  is_taken = jnp.any(
+    rows.forced_at[:, :, None] == positions[:, None, :], axis=-1
+  )
+  forced_elsewhere = jnp.where(is_taken, never, rows.forced_at)
+  seen = jnp.where(tokens == eos_id, _EOS_PLACEHOLDER, tokens)
   return dataclasses.replace(
     rows,
     forced=jnp.concatenate([rows.forced, seen], axis=1),
-    forced_at=jnp.concatenate([others, due], axis=1),
+    forced_at=jnp.concatenate([forced_elsewhere, positions], axis=1),
   )
 
 
 def _mesh_of_t5x() -> Any:
-  """Makes the mesh that T5X entered in JAX's old way (`with mesh:`) the one
-  that `sharding.rules` sees."""
+  """Sets the mesh that T5X entered by `with mesh:`, JAX's former interface, as
+  the one that `sharding.rules` uses."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)
     from jax.interpreters import pxla

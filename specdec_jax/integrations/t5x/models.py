@@ -28,15 +28,15 @@ _DecoderOnlyModel: Any = t5x_models.DecoderOnlyModel
 
 
 class _Speculative:
-  """What is added to both of T5X's models."""
+  """Speculative decoding, added to both of T5X's models."""
 
   stock: Any
 
   def __init__(self, *args: object, **kwargs: object):
-    """Takes the arguments of T5X's model, and those of `decoding.decoder`;
-    ValueError for what speculation cannot do."""
-    own, options = _split(self.stock, args, kwargs)
-    super().__init__(**own)
+    """Takes the arguments of T5X's model and of `decoding.decoder`; ValueError
+    for unsupported ones."""
+    arguments, options = _split(self.stock, args, kwargs)
+    super().__init__(**arguments)
     contract.check_causal(self)
     model: Any = self
     self.decoder = decoding.decoder(
@@ -44,12 +44,12 @@ class _Speculative:
     )
     draft_module = options.get('draft_module')
     self.draft_model = draft_module and self.stock(
-      **(own | {'module': draft_module})
+      **(arguments | {'module': draft_module})
     )
 
   def get_initial_variables(self, *args: object, **kwargs: object) -> Any:
-    """Makes those of the target, and of the draft model under 'draft'."""
-    # T5X partitions and restores what is in here: one tree has both models.
+    """Returns variables of the target, and of the draft model at 'draft'."""
+    # T5X partitions and restores this tree, which therefore has both models.
     model: Any = super()
     variables = model.get_initial_variables(*args, **kwargs)
     if self.draft_model is None:
@@ -66,10 +66,10 @@ class _Speculative:
     prompt: Prompt,
     forced: Array | None,
     num_tokens: int,
-    asked: Mapping[str, Any],
+    arguments: Mapping[str, Any],
   ) -> DecodeOutput:
     model: Any = self
-    key, eos_id = contract.decoder_params_of(asked, model.output_vocabulary)
+    key, eos_id = contract.decoder_params_of(arguments, model.output_vocabulary)
     return decoding.decode(
       params,
       key,
@@ -103,17 +103,17 @@ class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
     """Predicts a batch, as T5X's model does; returns int32 `[B, L]`, and
     `decoding.counters`.
 
-    What is not given is what gin binds for the method of T5X's model. The draft
-    model's parameters are at `params['draft']`; no `rng` is the seed 0;
-    `decoder_params` may name `decode_rng` and `eos_id` alone, and `num_decodes`
-    is 1, else ValueError. With `prompt_with_targets`, tokens after a gap in the
-    targets are forced at their places.
+    Arguments default to gin's bindings for the method of T5X's model. The draft
+    model's parameters are at `params['draft']`; without `rng` the seed is 0.
+    `decoder_params` may have only `decode_rng` and `eos_id`, and `num_decodes`
+    must be 1, else ValueError. With `prompt_with_targets`, tokens after a gap
+    in the targets are forced at their positions.
     """
     defaults = self._default_decoder_params
-    asked = {
+    arguments = {
       'return_all_decodes': defaults.return_all_decodes,
       'num_decodes': defaults.num_decodes,
-    } | _asked(
+    } | _with_bindings(
       _EncoderDecoderModel.predict_batch_with_aux,
       rng=rng,
       decoder_params=decoder_params,
@@ -122,12 +122,15 @@ class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
       prompt_with_targets=prompt_with_targets,
     )
     targets = batch['decoder_input_tokens']
-    forced, first = None, jnp.zeros_like(targets[:, :1])
-    if asked.get('prompt_with_targets'):
+    forced = None
+    first = jnp.zeros_like(targets[:, :1])
+    if arguments.get('prompt_with_targets'):
       forced = first = targets * (targets != self.output_vocabulary.eos_id)
     prompt = decoding.prompt_of(batch['encoder_input_tokens'], first)
-    output = self._decode(params, prompt, forced, targets.shape[1], asked)
-    return _result(output.tokens[:, 1:], output, asked['return_all_decodes'])
+    output = self._decode(params, prompt, forced, targets.shape[1], arguments)
+    return _result(
+      output.tokens[:, 1:], output, arguments['return_all_decodes']
+    )
 
 
 class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
@@ -149,9 +152,9 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
     """Continues the inputs of a batch: `decoder_input_tokens` and
     `decoder_causal_attention`, int32 `[B, L]`.
 
-    As in T5X's model, inputs are prompt for as many positions as they have
-    tokens that are not 0, and what stands beyond, after gaps, is forced at its
-    place. The result is int32 `[B, L]` without the inputs. All else is as in
+    As in T5X's model, the prompt has as many positions as the inputs have
+    tokens that are not 0; tokens beyond it, after gaps, are forced at their
+    positions. The result is int32 `[B, L]` without the inputs. Otherwise see
     `SpeculativeEncoderDecoderModel`.
     """
     if 'decoder_causal_attention' not in batch:
@@ -159,7 +162,10 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
         'the batch lacks decoder_causal_attention: task_feature_lengths must '
         "name both 'inputs' and 'targets'"
       )
-    asked = {'return_all_decodes': False, 'num_decodes': 1} | _asked(
+    arguments = {
+      'return_all_decodes': False,
+      'num_decodes': 1,
+    } | _with_bindings(
       _DecoderOnlyModel.predict_batch_with_aux,
       rng=rng,
       decoder_params=decoder_params,
@@ -167,41 +173,43 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
       num_decodes=num_decodes,
     )
     inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
-    # Inputs [0 5 6 0 7 0] have three tokens that are not 0: [0 5 6 0] is the
-    # prompt, and the 7 behind it is forced.
+    # Inputs [0 5 6 0 7 0] have three tokens that are not 0: the prompt is
+    # [0 5 6 0], and the 7 after it is forced.
     starts = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
     prompt = decoding.prompt_of(None, inputs, starts)
-    output = self._decode(params, prompt, inputs, inputs.shape[1], asked)
+    output = self._decode(params, prompt, inputs, inputs.shape[1], arguments)
     tokens = decoding.continuation(output, prompt)
-    return _result(tokens, output, asked['return_all_decodes'])
+    return _result(tokens, output, arguments['return_all_decodes'])
 
 
 def _split(
   stock: type, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns T5X's own arguments, and those of `decoding.decoder`."""
-  # What gin binds for T5X's class counts here where nothing else is given;
-  # `decode_fn` says how to sample.
+  # Arguments of the caller override gin's bindings for T5X's class.
   signature = inspect.signature(stock)
-  own = {k: kwargs.pop(k) for k in signature.parameters if k in kwargs}
-  own = signature.bind_partial(*args, **own).arguments
-  own = (contract.bindings_of(stock) or {}) | own
-  sampling = contract.sampling_of(own.pop('decode_fn', None))
-  return own, sampling | kwargs
+  keywords = {k: kwargs.pop(k) for k in signature.parameters if k in kwargs}
+  arguments = signature.bind_partial(*args, **keywords).arguments
+  arguments = (contract.bindings_of(stock) or {}) | arguments
+  # The sampling options replace T5X's `decode_fn`.
+  sampling = contract.sampling_of(arguments.pop('decode_fn', None))
+  return arguments, sampling | kwargs
 
 
-def _asked(method: Callable[..., Any], **given: object) -> dict[str, Any]:
-  """Returns what the caller of a prediction gives, else what gin binds for
+def _with_bindings(
+  method: Callable[..., Any], **arguments: object
+) -> dict[str, Any]:
+  """Returns the arguments of a prediction that are set, over gin's bindings for
   T5X's own method."""
-  given = {k: v for k, v in given.items() if v is not None}
-  return (contract.bindings_of(method) or {}) | given
+  is_set = {k: value for k, value in arguments.items() if value is not None}
+  return (contract.bindings_of(method) or {}) | is_set
 
 
 def _result(
   tokens: Array, output: DecodeOutput, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
   aux = decoding.counters(output)
-  # `[B, decodes, L]`, of one decode each.
+  # `[B, num_decodes, L]` with one decode.
   if return_all_decodes:
     return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
   return tokens, aux

@@ -1,5 +1,5 @@
-"""T5X's networks, parameters and checkpoints as this package's T5, and a draft
-model's beside them (needs no T5X)."""
+"""Converts T5X's networks, parameters and checkpoints to this package's T5, and
+loads those of a draft model (needs no T5X)."""
 
 import copy
 import functools
@@ -34,13 +34,13 @@ DRAFT = 'draft'
 
 
 def refusal(sentence: str) -> ValueError:
-  """Returns the error with this sentence, and the page to read."""
+  """Returns an error with this sentence, and a pointer to the documentation."""
   return ValueError(f'{sentence}; see docs/t5x.md')
 
 
 def config_of(module: Any) -> T5Config:
-  """Returns the sizes of a network of `t5x.examples.t5` or `.decoder_only`;
-  ValueError for another, which our T5 would not compute."""
+  """Returns the config of a network of `t5x.examples.t5` or `.decoder_only`;
+  ValueError for another, which this package's T5 may not compute."""
   name = f'{type(module).__module__}.{type(module).__qualname__}'
   if getattr(module, 'scan_layers', False):
     raise refusal(
@@ -52,11 +52,11 @@ def config_of(module: Any) -> T5Config:
   # A further field can mean another network: T5X's examples are copied and
   # changed.
   if fields not in _KNOWN_FIELDS:
-    known = min(_KNOWN_FIELDS, key=lambda known: len(known ^ fields))
+    nearest = min(_KNOWN_FIELDS, key=lambda names: len(names ^ fields))
     raise refusal(
-      f'{name} is not a network that speculation knows: its configuration '
-      f'lacks {sorted(known - fields)} and has {sorted(fields - known)} '
-      'besides'
+      f'{name} is not a network that speculation supports: its configuration '
+      f'lacks {sorted(nearest - fields)} and also has '
+      f'{sorted(fields - nearest)}'
     )
   assert sizes is not None
   if unknown := sorted(set(sizes.mlp_activations) - set(_ACTIVATIONS)):
@@ -80,8 +80,8 @@ def config_of(module: Any) -> T5Config:
 
 def params_of(params: Weights, config: Config, *, role: str) -> Weights:
   """Returns a network's parameters in the dtypes that T5X computes with;
-  ValueError, with the `role`, if names or shapes are not its own."""
-  # Checks names and shapes: a wrong tree would decode, but wrongly.
+  ValueError, with the `role`, if names or shapes do not fit its config."""
+  # A tree of other names or shapes could decode to wrong tokens.
   params = flax.core.unfreeze(params)
   wanted = {p.name: p.in_file for p in parameters.of(config)}
   stored_arrays.check(stored_arrays.flatten(params), wanted, f'the {role}')
@@ -103,13 +103,14 @@ def load_draft(
   path: str,
   is_resuming: bool = False,
 ) -> Weights:
-  """Puts a draft model's checkpoint beside the target's, at `draft`.
+  """Adds the checkpoint of a draft model to the target's, at `draft`.
 
   One of T5X's `state_transformation_fns`: `state_dict` is the target's
-  checkpoint, or both models' if it `is_resuming`, `target_state_dict` the state
-  to be filled. ValueError if `path` holds no draft model of this network.
+  checkpoint, or that of both models if `is_resuming`; `target_state_dict` is
+  the state to restore into. Raises ValueError if `path` has no draft model of
+  this network.
   """
-  if is_resuming:  # It was saved with its draft model.
+  if is_resuming:  # The checkpoint already has the draft model.
     return state_dict
   expected = flax.core.unfreeze(target_state_dict)['target'].get(DRAFT)
   if expected is None:
@@ -125,17 +126,16 @@ def load_draft(
 
 
 def restore_with_draft(restore_checkpoint_cfg: Any, *, path: str) -> Any:
-  """Extends T5X's `RestoreCheckpointConfig` of the target, so that it also
-  restores the draft model at `path`; its other transformations see the target
-  alone."""
-  # dataclasses.replace would prepend the transformation of assignment_map to
-  # those among which it is already.
+  """Extends T5X's `RestoreCheckpointConfig` of the target to also restore the
+  draft model at `path`; its other transformations see only the target."""
+  # dataclasses.replace would add the transformation of assignment_map twice.
   config = copy.copy(restore_checkpoint_cfg)
-  others = restore_checkpoint_cfg.state_transformation_fns
-  config.state_transformation_fns = (
-    *(functools.partial(_of_target_alone, other) for other in others),
-    functools.partial(load_draft, path=path),
-  )
+  transforms = [
+    functools.partial(_of_target_alone, transform)
+    for transform in restore_checkpoint_cfg.state_transformation_fns
+  ]
+  load = functools.partial(load_draft, path=path)
+  config.state_transformation_fns = (*transforms, load)
   return config
 
 
@@ -145,19 +145,19 @@ def _of_target_alone(
   target_state_dict: Weights,
   **is_resuming: bool,
 ) -> Weights:
-  """Applies a transformation to states without their draft model, and puts that
-  back into the result."""
-  state_dict, draft = _parted(state_dict)
-  target_state_dict, _ = _parted(target_state_dict)
+  """Applies a transformation to the states without their draft model, which is
+  added to the result."""
+  state_dict, draft = _split(state_dict)
+  target_state_dict, _ = _split(target_state_dict)
   result = transform(state_dict, target_state_dict, **is_resuming)
   if not draft:
     return result
   return {**result, 'target': {**result['target'], **draft}}
 
 
-def _parted(state_dict: Weights) -> tuple[Weights, Weights]:
-  """Splits a state into the rest, and the draft model by its name."""
-  # Copies down to where the draft model is taken out: T5X still has the state.
+def _split(state_dict: Weights) -> tuple[Weights, Weights]:
+  """Splits a state into the target's, and the draft model by its name."""
+  # Copies the dicts that it changes, as T5X still uses the state.
   state_dict = flax.core.unfreeze(state_dict)
   target = dict(state_dict['target'])
   draft = {name: target.pop(name) for name in (DRAFT,) if name in target}

@@ -2,7 +2,7 @@
 memory.
 
 `SpeculativeRollout` is an engine for `ClusterConfig.rollout_engine`; `load`
-makes a decoder for `specdec_jax.generate`. docs/rollouts.md shows both.
+returns a decoder for `specdec_jax.generate`. docs/rollouts.md shows both.
 """
 
 import importlib

@@ -26,7 +26,7 @@ from specdec_jax.text import vocabularies
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TunixVocabulary:
-  """One of Tunix's tokenizers, as a model's vocabulary. It has a token for each
+  """A tokenizer of Tunix as the vocabulary of a model. It has a token for each
   of the model's logits, since Tunix may draw any of them."""
 
   tokenizer: Any
@@ -41,10 +41,11 @@ class TunixVocabulary:
     return frozenset(self.eos_ids)
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Encodes a text as Tunix's sampler does, with one BOS in front if the
-    tokenizer has one, or with none."""
-    ids, bos = list(self.tokenizer.encode(text)), self.tokenizer.bos_id()
-    # Tunix takes an id of 0 for none.
+    """Encodes a text as Tunix's sampler does: with one BOS in front if the
+    tokenizer has one, or without BOS."""
+    ids = list(self.tokenizer.encode(text))
+    bos = self.tokenizer.bos_id()
+    # In Tunix, an id of 0 means that there is no BOS.
     if add_special_tokens:
       ids = self.tokenizer.dedup_bos_ids([*([bos] if bos else []), *ids])
     elif bos and ids[:1] == [bos]:
@@ -52,7 +53,7 @@ class TunixVocabulary:
     return [int(i) for i in ids]
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Decodes ids; whether special ones have text is the tokenizer's choice."""
+    """Decodes ids; the tokenizer decides whether special tokens have text."""
     return str(self.tokenizer.decode([int(i) for i in ids]))
 
   def id_to_text(self, token_id: int) -> str:
@@ -79,49 +80,54 @@ def load(
   dtype: Any = None,
   **options: Any,
 ) -> Decoder:
-  """Makes a decoder of a Tunix model, which stays as it is.
+  """Returns a decoder of a Tunix model, which is not changed.
 
-  Weights are those that the model has now, with copies of the kernels whose
-  shapes differ. For what is not said here, and for `options`, which say how to
-  sample too, see `specdec_jax.load`.
+  The decoder has the model's current weights, and copies of the kernels whose
+  shapes differ. For the other arguments and `options`, which include the
+  sampling options, see `specdec_jax.load`.
 
   Args:
     model: see `networks.config_of`.
-    tokenizer: any that Tunix takes.
-    drafter: None for what the draft model is for, 'suffix' without one.
-    draft_model: another Tunix model, of the same tokenizer; or weights in a
+    tokenizer: any that Tunix accepts.
+    drafter: by default the one of the draft model, or 'suffix' without one.
+    draft_model: another Tunix model with the same tokenizer; or weights in a
       file, such as an EAGLE-3 network, named as for `specdec_jax.load`.
-    dtype: of weights, activations and caches; None for the model's own.
+    dtype: of weights, activations and caches; by default the model's.
 
-  Raises ValueError if a model is none of those, or the choices do not fit.
+  Raises ValueError if a model is not supported, or options do not fit.
   """
   tokenizer = TokenizerAdapter(getattr(tokenizer, 'tokenizer', tokenizer))
   config = networks.config_of(model, dtype)
   params = weights(model, config)
-  draft, own = _draft(draft_model, config, dtype)
+  draft, draft_params = _draft(draft_model, config, dtype)
+  if not drafter and draft_params:
+    drafter = 'model'
+  elif not drafter and not draft:
+    drafter = 'suffix'
   vocabulary: Any = TunixVocabulary(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,
     eos_ids=(int(tokenizer.eos_id()),),
   )
-  made = api.of_network(
+  decoder = api.of_network(
     'model',
     config,
     vocabulary,
-    drafter=drafter or ('model' if own else None if draft else 'suffix'),
+    drafter=drafter,
     draft=draft,
     verification=verification,
     options=options,
   )
-  parts = made.parts
+  parts = decoder.parts
   drafting = parts.drafting
-  if drafting.model and drafting.config and not own:
-    own = models.read_params(drafting.model, drafting.config)
-    own = jax.device_put(own, meshes.everywhere(meshes.of(model)))
-  # Where the model's weights change, the drafter's own stay.
-  join = lambda target, _: parts.drafting.join(target, own)
+  if drafting.model and drafting.config and not draft_params:
+    draft_params = models.read_params(drafting.model, drafting.config)
+    sharding = meshes.replicated(meshes.of(model))
+    draft_params = jax.device_put(draft_params, sharding)
+  # When the policy's weights change, those of the drafter stay.
+  join = lambda target, _: drafting.join(target, draft_params)
   return dataclasses.replace(
-    made,
+    decoder,
     parts=dataclasses.replace(
       parts, drafting=dataclasses.replace(drafting, join=join)
     ),
@@ -132,7 +138,8 @@ def load(
 def _draft(
   model: nnx.Module | str | os.PathLike[str] | None, target: Config, dtype: Any
 ) -> tuple[Model | None, Weights]:
-  """Describes a draft model, and returns the weights of one in memory."""
+  """Returns the description of a draft model, and its weights if it is in
+  memory."""
   if model is None:
     return None, {}
   if not isinstance(model, nnx.Module):
@@ -142,7 +149,7 @@ def _draft(
 
 
 def weights(model: nnx.Module, config: Config) -> Weights:
-  """Reads the weights as a decoder of these sizes takes them."""
+  """Returns a model's weights as a decoder with this config needs them."""
   cast = functools.partial(jnp.asarray, dtype=config.dtype)
   arrays = jax.tree.map(cast, networks.arrays_of(model))
   return products.with_cpu_copies(arrays, is_tied=config.is_tied)

@@ -1,7 +1,7 @@
-"""Tunix's networks as this package's own, by their sizes and their arrays.
+"""Converts Tunix's networks to this package's: their configs and their arrays.
 
 Tunix's caches have one index for all rows, so that rows could not advance by
-different numbers of tokens; docs/design/entry_points.md says what else decided.
+different numbers of tokens; docs/design/entry_points.md has the other reasons.
 """
 
 import dataclasses
@@ -21,21 +21,23 @@ from specdec_jax.models.layers import applied
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.products import Weights
 
-# Tunix's configurations state no longest context.
+# Tunix's configurations do not state the length of the context.
 _ANY_LENGTH = 2**20
-# What some of Tunix's networks turn by, whatever their configuration states.
+# The RoPE base of some of Tunix's networks, whatever their configuration says.
 _USUAL_ROPE_BASE = 1_000_000.0
-# How far the logits of two implementations may be apart, in their deviations.
+# The largest difference of the logits of two implementations, in units of their
+# standard deviation, by the bytes of the dtype.
 _TOLERANCE = {4: 1e-3, 2: 0.2}
 _NUM_TOKENS = 32  # For this comparison.
 
 
 def config_of(model: Any, dtype: jnp.dtype | None = None) -> Config:
-  """The sizes of a Llama 3, Qwen2, Qwen3 without experts, Gemma 2 or Gemma 3 of
-  Tunix, with a dtype of activations and cache, None for the model's own.
+  """Returns the config of a Llama 3, Qwen2, Qwen3 without experts, Gemma 2 or
+  Gemma 3 of Tunix; `dtype` is that of activations and cache, by default the
+  model's.
 
-  A few tokens are put through both networks: ValueError unless the model is one
-  of these, and has the logits of this package's network.
+  Compares the logits of both networks for a few tokens: ValueError unless the
+  model is one of these, and its logits are those of this package's network.
   """
   name = type(model).__name__
   if any(isinstance(leaf, nnx.LoRAParam) for _, leaf in nnx.iter_graph(model)):
@@ -45,34 +47,36 @@ def config_of(model: Any, dtype: jnp.dtype | None = None) -> Config:
     )
   if not hasattr(model, 'config') or not hasattr(model, 'layers'):
     raise ValueError(f'{name} is no decoder of Tunix')
-  apart = [(_distance(model, each), each) for each in _candidates(model)]
-  if not apart:
+  distances = [
+    (_distance(model, candidate), candidate) for candidate in _candidates(model)
+  ]
+  if not distances:
     raise ValueError(
-      f'{name} is no network that speculation knows, of Llama 3, Qwen2, Qwen3 '
-      'without experts, Gemma 2 and Gemma 3'
+      f'{name} is not supported: use Llama 3, Qwen2, Qwen3 without experts, '
+      'Gemma 2 or Gemma 3'
     )
-  distance, config = min(apart, key=lambda pair: pair[0])
+  distance, config = min(distances, key=lambda pair: pair[0])
   if not distance <= _TOLERANCE[config.dtype.itemsize]:
     raise ValueError(
       f'{name} has other logits than this package computes, by {distance:.2g} '
-      'of their deviation: this Tunix is not the one that speculation was made '
-      'for'
+      'standard deviations: this version of Tunix is not supported'
     )
   return dataclasses.replace(config, dtype=jnp.dtype(dtype or config.dtype))
 
 
 def arrays_of(model: Any) -> Weights:
-  """A model's parameters under this package's names, those of another shape
-  copied, and all others the model's own."""
+  """Returns a model's parameters under this package's names; those of another
+  shape are copied, the others shared with the model."""
   embedder = {'embedding': model.embedder.input_embedding.get_value()}
-  found: Weights = {'token_embedder': embedder}
+  params: Weights = {'token_embedder': embedder}
   layer_of = _gemma_layer if _is_gemma(model) else _llama_layer
   for i, layer in enumerate(model.layers):
-    found[f'layers_{i}'] = layer_of(layer)
-  found['decoder_norm'] = _norm(model.final_norm)
-  if (head := getattr(model, 'lm_head', None)) is not None:
-    found['logits_dense'] = {'kernel': head.w.get_value()}
-  return found
+    params[f'layers_{i}'] = layer_of(layer)
+  params['decoder_norm'] = _norm(model.final_norm)
+  head = getattr(model, 'lm_head', None)
+  if head is not None:
+    params['logits_dense'] = {'kernel': head.w.get_value()}
+  return params
 
 
 def _is_gemma(model: Any) -> bool:
@@ -80,9 +84,10 @@ def _is_gemma(model: Any) -> bool:
 
 
 def _candidates(model: Any) -> Iterator[Config]:
-  """What a model's sizes may mean, the likeliest first; nothing if it is of
-  another kind."""
-  config, layer = model.config, model.layers[0]
+  """Yields the configs that a model may have, the likeliest first; none for an
+  unsupported network."""
+  config = model.config
+  layer = model.layers[0]
   get = lambda name, default: getattr(config, name, None) or default
   dtype = model.embedder.input_embedding.get_value().dtype
   shared = {
@@ -113,9 +118,11 @@ def _candidates(model: Any) -> Iterator[Config]:
   if not any(hasattr(layer, name) for name in names):
     return
   window = get('sliding_window_size', 0)
-  kinds = [each.attn.attn_type.name for each in model.layers]
-  windows = tuple(window if kind == 'LOCAL_SLIDING' else 0 for kind in kinds)
-  # Gemma 2 27B has the second, all others the first, and no field says which.
+  layer_types = [layer.attn.attn_type.name for layer in model.layers]
+  windows = tuple(
+    window if layer_type == 'LOCAL_SLIDING' else 0 for layer_type in layer_types
+  )
+  # Gemma 2 27B has the second, all others the first; no field states it.
   scales = config.head_dim, config.embed_dim // config.num_heads
   for scale in dict.fromkeys(scales):
     yield GemmaConfig(
@@ -133,8 +140,8 @@ def _candidates(model: Any) -> Iterator[Config]:
 
 
 def _distance(model: Any, config: Config) -> float:
-  """How far the logits of both networks are apart at most, in standard
-  deviations of one of them."""
+  """Returns the largest difference of the logits of both networks, in standard
+  deviations of Tunix's."""
   tokens = np.arange(1, _NUM_TOKENS + 1, dtype=np.int32)[None]
   tokens = tokens * 7 % config.vocab_size
   positions = np.arange(_NUM_TOKENS, dtype=np.int32)[None]
@@ -144,7 +151,7 @@ def _distance(model: Any, config: Config) -> float:
   apply = applied(network.module)
 
   @jax.jit
-  # Else a TPU multiplies float32 in bfloat16, and both are off by that.
+  # By default a TPU multiplies float32 in bfloat16, which would add errors.
   @jax.default_matmul_precision('highest')
   def both(state: Any) -> tuple[Array, Array]:
     theirs = nnx.merge(graphdef, state)
@@ -176,12 +183,13 @@ def _out(kernel: Array) -> Weights:
 def _mlp(mlp: Any) -> Weights:
   names = {'wi_0': mlp.gate_proj, 'wi_1': mlp.up_proj, 'wo': mlp.down_proj}
   return {
-    name: {'kernel': each.kernel.get_value()} for name, each in names.items()
+    name: {'kernel': layer.kernel.get_value()} for name, layer in names.items()
   }
 
 
 def _llama_layer(layer: Any) -> Weights:
-  attn, parts = layer.attn, {}
+  attn = layer.attn
+  parts = {}
   for name, theirs in (('query', 'q'), ('key', 'k'), ('value', 'v')):
     parts[name] = _in(getattr(attn, f'{theirs}_proj').w.get_value())
     if (bias := getattr(attn, f'{theirs}_bias', None)) is not None:
@@ -198,7 +206,7 @@ def _llama_layer(layer: Any) -> Weights:
 
 def _gemma_layer(layer: Any) -> Weights:
   attn = layer.attn
-  # All three are [N, D, H]: as many heads as keys are in one array.
+  # Kernels are [N, D, H]; with as many heads as key heads they are one array.
   if hasattr(attn, 'qkv_einsum'):
     kernels = list(attn.qkv_einsum.w.get_value())
   else:
@@ -212,11 +220,12 @@ def _gemma_layer(layer: Any) -> Weights:
       parts[f'{name}_norm'] = _norm(norm)
   parts['out'] = _out(attn.attn_vec_einsum.w.get_value())
   # Gemma 3's and Gemma 2's names.
-  after = getattr(layer, 'post_attention_norm', None) or layer.post_attn_norm
+  post_norm = getattr(layer, 'post_attention_norm', None)
+  post_norm = post_norm or layer.post_attn_norm
   return {
     'pre_self_attention_layer_norm': _norm(layer.pre_attention_norm),
     'self_attention': parts,
-    'post_self_attention_layer_norm': _norm(after),
+    'post_self_attention_layer_norm': _norm(post_norm),
     'pre_mlp_layer_norm': _norm(layer.pre_ffw_norm),
     'mlp': _mlp(layer.mlp),
     'post_mlp_layer_norm': _norm(layer.post_ffw_norm),

@@ -33,8 +33,8 @@ from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
 from specdec_jax.text import prompts as prompts_lib
 
-# What a rollout follows, or what is about Tunix's own engine alone.
-_KNOWN = (
+# Fields that a rollout supports, or that only concern Tunix's own engine.
+_SUPPORTED = (
   *('max_tokens_to_generate', 'max_prompt_length', 'temperature', 'top_p'),
   *('top_k', 'seed', 'data_type', 'eos_tokens', 'return_logprobs'),
   'kv_cache_size',
@@ -42,14 +42,15 @@ _KNOWN = (
 
 
 class SpeculativeRollout(base_rollout.BaseRollout):
-  """A rollout engine for `ClusterConfig.rollout_engine`, which drafts from what
-  it has decoded before, or with a draft model.
+  """A rollout engine for `ClusterConfig.rollout_engine`, which drafts from its
+  earlier rollouts, or with a draft model.
 
-  Tokens follow the distribution of Tunix's own sampler; the draws are others.
-  A `functools.partial` of this class says how to draft. See docs/rollouts.md.
+  Tokens follow the distribution of Tunix's own sampler, with other random
+  draws. Use `functools.partial` to set the drafting options. See
+  docs/rollouts.md.
 
   Attributes:
-    timed: counters and seconds of the last `generate`, None before it.
+    timed: statistics and seconds of the last `generate`, None before it.
   """
 
   def __init__(
@@ -63,20 +64,21 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     batch_size: int | None = None,
     **options: Any,
   ):
-    """Takes what Tunix passes to an engine, and by keyword how to draft: as
-    `decoders.load`, which says what is raised, without its `dtype` and what
-    says how to sample.
+    """Takes the arguments that Tunix passes to an engine, and the drafting
+    options of `decoders.load`, which states the errors; `dtype` and sampling
+    are those of the RolloutConfig.
 
-    Both models stay on the mesh as Tunix splits them, and rows are split over
-    it, see `meshes.of`; `rollout_config` counts for its `data_type`. Of more
-    prompts than `batch_size`, the later ones take the places of finished ones;
-    None decodes all of a call at once. There are as many rows as the mesh
-    divides, the last ones idle. With a gamma all calls draft; without one,
-    those for which that was faster so far, see `turns.Turns`.
+    Both models stay on the mesh as Tunix shards them, and rows are sharded over
+    it, see `meshes.of`; of `rollout_config` only `data_type` is used here. With
+    more prompts than `batch_size`, finished rows are refilled; by default all
+    prompts of a call are decoded at once. The number of rows is rounded up to a
+    multiple that the mesh divides. With a gamma all calls draft; without one,
+    calls draft while that is faster, see `turns.Turns`.
     """
-    if told := sorted({*sampling_lib.NAMES, 'dtype'} & {*options}):
+    conflicts = sorted({*sampling_lib.NAMES, 'dtype'} & {*options})
+    if conflicts:
       raise ValueError(
-        f'rollouts follow their RolloutConfig: leave {", ".join(told)} out'
+        f'rollouts follow their RolloutConfig: leave {", ".join(conflicts)} out'
       )
     if batch_size is not None:
       running.check_count('batch_size', batch_size)
@@ -86,7 +88,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     if isinstance(draft_model, nnx.Module):
       draft_model = reshard.reshard_model_to_mesh(draft_model, mesh)
     self._batch_size = batch_size
-    # Any temperature: that of each row counts.
+    # The temperature is a placeholder: rows have their own.
     decoder = decoders.load(
       self._model,
       tokenizer,
@@ -95,17 +97,16 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       dtype=config.data_type,
       **options,
     )
-    # Of a model that has been checked.
     self._mesh = meshes.of(self._model)
     self._decoder = meshes.placed(decoder, self._mesh)
     vocabulary: Any = self._decoder.vocabulary
     self._tokenizer = vocabulary.tokenizer
-    # Arrays cannot change: other weights are other arrays.
-    self._read = _leaves(self._model)
+    # Arrays are immutable: new weights are new arrays.
+    self._leaves = _leaves(self._model)
     self._programs: dict[Any, Refill] = {}
     is_auto = isinstance(self._decoder.recipe.drafter.length, Auto)
     self._turns = Turns() if is_auto else None
-    # Of calls without a seed, the first one's.
+    # The seed of the next call without one.
     self._next_seed = _fresh_seed(self._mesh)
     self.timed: Timed | None = None
 
@@ -114,48 +115,50 @@ class SpeculativeRollout(base_rollout.BaseRollout):
   ) -> RolloutOutput:
     """Decodes each prompt once, as `rollout_config` says.
 
-    As Tunix's sampler does, it leaves out the token that ended a row, and takes
-    prompts longer than `max_prompt_length`. `seed` None takes other draws in
-    each call and of each engine, which the operating system's randomness
-    begins; with one, draws also depend on what 'suffix' has remembered.
-    `logprobs` are of the policy at the temperature, 1 if that is 0.
-    ValueError for a setting that is not followed, a prompt without tokens or
-    with padding, or logits that are not numbers.
+    As Tunix's sampler does, it leaves out the EOS token, and accepts prompts
+    longer than `max_prompt_length`. Without a `seed` the draws differ from call
+    to call and from engine to engine, starting from the operating system's
+    randomness; with one, they also depend on the texts that 'suffix' remembers.
+    `logprobs` are those of the policy at the temperature, at 1 if it is 0.
+    Raises ValueError for an unsupported setting, a prompt without tokens or
+    with padding, or logits that are NaN.
     """
     sampling = checked(rollout_config)
     if not prompts:
       raise ValueError('there are no prompts')
     if kwargs:
-      raise ValueError(f'nothing is known of {", ".join(sorted(kwargs))}')
+      raise ValueError(f'unknown arguments: {", ".join(sorted(kwargs))}')
     self._read_weights()
     rows = self._encoded(prompts)
     with jax.set_mesh(self._mesh):
       outputs = self._decode(rows, rollout_config, sampling)
-    # Prompts with what was decoded after them, without padding.
-    whole = [
+    # Prompts with their continuations, without padding.
+    sequences = [
       np.asarray(output.tokens[0, : output.lengths[0]]) for output in outputs
     ]
     if isinstance(self._decoder.params.drafter, Pool):
-      decoder = self._decoder.remember([row.tolist() for row in whole])
+      decoder = self._decoder.remember([ids.tolist() for ids in sequences])
       self._decoder = meshes.placed(decoder, self._mesh)
     eos = self._eos_ids(rollout_config)
-    spans, width = [], _width(rows, rollout_config)
+    # The span of each continuation, without EOS.
+    spans = []
+    width = _width(rows, rollout_config)
     padded = np.full((len(rows), width), self.pad_id(), np.int32)
-    for row, ids, left_padded in zip(rows, whole, padded, strict=True):
+    for row, ids, left_padded in zip(rows, sequences, padded, strict=True):
       has_eos = len(ids) > len(row) and ids[-1] in eos
       spans.append(slice(len(row), len(ids) - has_eos))
       # Trainers take prompts padded on the left: [7, 8] of width 4 is
       # [0, 0, 7, 8] with 0 for padding.
       left_padded[width - len(row) :] = row
-    tokens = [ids[span] for ids, span in zip(whole, spans, strict=True)]
+    tokens = [ids[span] for ids, span in zip(sequences, spans, strict=True)]
     log_probs = None
     if rollout_config.return_logprobs:
-      of_rows = [np.asarray(output.log_probs[0]) for output in outputs]
+      row_log_probs = [np.asarray(output.log_probs[0]) for output in outputs]
       if sampling.temperature not in (0.0, 1.0):
-        room = width + rollout_config.max_tokens_to_generate
-        of_rows = self._tempered(whole, room, sampling.temperature)
+        max_len = width + rollout_config.max_tokens_to_generate
+        row_log_probs = self._tempered(sequences, max_len, sampling.temperature)
       log_probs = [
-        each[span] for each, span in zip(of_rows, spans, strict=True)
+        values[span] for values, span in zip(row_log_probs, spans, strict=True)
       ]
     return RolloutOutput(
       text=[self._decoder.vocabulary.decode(ids.tolist()) for ids in tokens],
@@ -181,11 +184,12 @@ class SpeculativeRollout(base_rollout.BaseRollout):
   def get_per_token_logps(
     self, prompt_tokens: jax.Array, completion_tokens: jax.Array
   ) -> jax.Array:
-    """As Tunix's vanilla rollout, by Tunix's network: at temperature 1."""
+    """Returns log-probabilities by Tunix's network at temperature 1, as Tunix's
+    vanilla rollout does."""
     return self._logps_fn()(prompt_tokens, completion_tokens)
 
   def _logps_fn(self) -> Callable[..., jax.Array]:
-    """Tunix's function of log-probabilities, by the policy as it is now."""
+    """Returns Tunix's function of log-probabilities, for the current policy."""
     return functools.partial(
       common.compute_per_token_logps,
       *nnx.split(self._model),
@@ -196,14 +200,14 @@ class SpeculativeRollout(base_rollout.BaseRollout):
   def update_params(
     self, params: Any, filter_types: tuple[Any, ...] | None = None
   ) -> None:
-    """Puts parameters in the place of the policy's, in the policy's dtypes and
-    on its devices; none is copied that has these already."""
-    kept = nnx.state(self._model, *(filter_types or (nnx.Param,)))
+    """Replaces the policy's parameters, cast to its dtypes and placed on its
+    devices; parameters that already fit are not copied."""
+    state = nnx.state(self._model, *(filter_types or (nnx.Param,)))
     if filter_types is not None:
-      places = jax.tree.map(lambda x: x.sharding, kept)
-      params = reshard.reshard_pytree(params, places)
+      shardings = jax.tree.map(lambda x: x.sharding, state)
+      params = reshard.reshard_pytree(params, shardings)
     new, _ = utils.to_flat_dict(params)
-    old, structure = utils.to_flat_dict(kept)
+    old, structure = utils.to_flat_dict(state)
     cast = {
       key: new[key].astype(x.dtype) for key, x in old.items() if key in new
     }
@@ -212,51 +216,55 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     )
 
   def pad_id(self) -> int:
-    """The id of padding."""
+    """Returns the id of padding."""
     return int(self._tokenizer.pad_id())
 
   def eos_id(self) -> int:
-    """The id that ends a text, unless `eos_tokens` are given."""
+    """Returns the id of EOS, which `eos_tokens` overrides."""
     return int(self._tokenizer.eos_id())
 
   def model(self) -> nnx.Module:
-    """The policy; if the trainer updates it in place, rollouts follow."""
+    """Returns the policy; rollouts follow in-place updates of the trainer."""
     return self._model
 
   def _read_weights(self) -> None:
-    """Reads the policy's weights again if they are others than before."""
+    """Reads the policy's weights again if they have changed."""
     leaves = _leaves(self._model)
-    if all(a is b for a, b in zip(leaves, self._read, strict=True)):
+    if all(a is b for a, b in zip(leaves, self._leaves, strict=True)):
       return
     target = decoders.weights(self._model, self._decoder.config)
     drafter = self._decoder.params.drafter
     if not isinstance(drafter, Pool):
-      # One that drafts with the policy's weights follows them too.
+      # A drafter that shares the policy's weights is updated too.
       drafter = self._decoder.parts.drafting.join(target, ())
     params = Params(target=target, drafter=drafter)
     decoder = dataclasses.replace(self._decoder, params=params)
     self._decoder = meshes.placed(decoder, self._mesh)
-    self._read = leaves
+    self._leaves = leaves
 
   def _eos_ids(self, config: RolloutConfig) -> tuple[int, ...]:
     return tuple(config.eos_tokens or self._decoder.vocabulary.eos_ids)
 
   def _decode(
-    self, rows: Sequence[Sequence[int]], config: RolloutConfig, way: Sampling
+    self,
+    rows: Sequence[Sequence[int]],
+    config: RolloutConfig,
+    sampling: Sampling,
   ) -> list[DecodeOutput]:
-    """Decodes rows of tokens, in their order."""
-    # Of 6 rows on 4 devices, each takes two, of which some are idle.
+    """Decodes rows of tokens; returns their outputs in the same order."""
+    # 6 rows on 4 devices become 8, two per device.
     share = self._mesh.shape[rules.DATA]
     divisible = lambda num: -(-num // share) * share
     batch_size = divisible(self._batch_size or len(rows))
-    # Others wait until a quarter of the rows is free: fewer prefills.
+    # Rows are refilled when a quarter of them is free, to save prefills.
     num_fresh = batch_size
     if batch_size < len(rows):
       num_fresh = divisible(-(-batch_size // 4))
-    width, num_new = _width(rows, config), config.max_tokens_to_generate
+    width = _width(rows, config)
+    num_new = config.max_tokens_to_generate
     drafts = True
     if self._turns is not None:
-      # Clocks differ, and all processes run one program.
+      # All processes have to run one program, and their clocks differ.
       drafts = bool(processes.number_of_first(self._turns.drafts_next()))
     decoder = self._decoder if drafts else self._decoder.at(0)
 
@@ -268,31 +276,32 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         max_new_tokens=num_new,
         row_ids=[i or 0 for i in group],
       )
-      ways = sampling_lib.of_rows([way] * len(group), len(group))
-      return dataclasses.replace(prompt, sampling=ways)
+      row_sampling = sampling_lib.of_rows([sampling] * len(group), len(group))
+      return dataclasses.replace(prompt, sampling=row_sampling)
 
     started = time.perf_counter()
     programs = self._compiled(
       decoder, config, pack([None] * num_fresh), batch_size
     )
     compiling = time.perf_counter() - started
-    used, found = Utilisation(num_rows=batch_size), {}
+    utilisation = Utilisation(num_rows=batch_size)
+    by_index = {}
     for i, output, _ in decode_many.decode(
       programs,
       decoder.params,
       self._seed(config),
       range(len(rows)),
       pack=pack,
-      utilisation=used,
+      utilisation=utilisation,
     ):
       if output.has_nan[0]:
         raise ValueError(f'prompt {i + 1}: logits were not numbers (NaN)')
-      found[i] = output
-    outputs = [found[i] for i in range(len(rows))]
+      by_index[i] = output
+    outputs = [by_index[i] for i in range(len(rows))]
     self.timed = Timed(
-      statistics=metrics.joined([each.statistics for each in outputs]),
-      utilisation=used,
-      seconds=used.fill_seconds + used.loop_seconds,
+      statistics=metrics.joined([output.statistics for output in outputs]),
+      utilisation=utilisation,
+      seconds=utilisation.fill_seconds + utilisation.loop_seconds,
     )
     if self._turns is not None:
       num_tokens = int(self.timed.statistics.num_tokens.sum())
@@ -302,8 +311,9 @@ class SpeculativeRollout(base_rollout.BaseRollout):
   def _compiled(
     self, decoder: Decoder, config: RolloutConfig, prompt: Prompt, num_rows: int
   ) -> Refill:
-    """Compiles a decoder for so many rows, and prompts like this one."""
-    eos, shape = self._eos_ids(config), prompt.decoder_tokens.shape
+    """Returns the programs for `num_rows` rows, and prompts of this shape."""
+    eos = self._eos_ids(config)
+    shape = prompt.decoder_tokens.shape
     max_len = shape[1] + config.max_tokens_to_generate
     key = decoder.drafter.gamma, num_rows, shape, max_len, eos
     if key not in self._programs:
@@ -314,30 +324,30 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         max_len=max_len,
         places=functools.partial(mesh_lib.state_shardings, self._mesh),
       )
-      whole = meshes.everywhere(self._mesh)
-      self._programs[key] = program.refill(num_rows, whole)
+      replicated = meshes.replicated(self._mesh)
+      self._programs[key] = program.refill(num_rows, replicated)
       decode_many.warm_up(self._programs[key], decoder.params, prompt)
     return self._programs[key]
 
   def _tempered(
-    self, rows: Sequence[np.ndarray], room: int, temperature: float
+    self, rows: Sequence[np.ndarray], max_len: int, temperature: float
   ) -> list[np.ndarray]:
-    """Log-probabilities of each row at a temperature, by Tunix's network; 0 of
-    the first token, which is given."""
-    # The loop keeps those at temperature 1.
+    """Returns log-probabilities of each row at a temperature, by Tunix's
+    network; 0 for the first token."""
+    # The decoding loop stores those at temperature 1.
     logps_fn = self._logps_fn()
-    found: list[np.ndarray] = []
-    # A row per device: the logits of all would be the largest array of a
-    # training, and Tunix's networks split the rows of a call.
+    log_probs: list[np.ndarray] = []
+    # One row per device at a time: the logits of all rows would be the largest
+    # array of the training.
     num = self._mesh.shape[rules.DATA]
     for start in range(0, len(rows), num):
-      padded = np.full((num, room), self.pad_id(), np.int32)
+      padded = np.full((num, max_len), self.pad_id(), np.int32)
       group = rows[start : start + num]
-      for there, row in zip(padded, group, strict=False):
-        there[: len(row)] = row
+      for padded_row, row in zip(padded, group, strict=False):
+        padded_row[: len(row)] = row
       logps = logps_fn(padded[:, :1], padded[:, 1:], temperature=temperature)
-      found.extend(np.pad(logps, ((0, 0), (1, 0)))[: len(group)])
-    return found
+      log_probs.extend(np.pad(logps, ((0, 0), (1, 0)))[: len(group)])
+    return log_probs
 
   def _seed(self, config: RolloutConfig) -> int:
     if config.seed is None:
@@ -346,22 +356,22 @@ class SpeculativeRollout(base_rollout.BaseRollout):
       return seed
     if isinstance(config.seed, int):
       return config.seed % 2**32
-    # A JAX key: its bits are as good a seed as any.
+    # A JAX key: random bits from it are the seed.
     return int(jax.random.bits(config.seed))
 
 
 def checked(config: RolloutConfig) -> Sampling:
-  """How a configuration samples, as Tunix's sampler reads it; ValueError for a
-  setting of another engine, or one out of range."""
+  """Returns the sampling of a configuration, as Tunix's sampler reads it;
+  ValueError for a setting of another engine, or one out of range."""
   for name, default in vars(type(config)()).items():
-    if name not in _KNOWN and getattr(config, name) != default:
+    if name not in _SUPPORTED and getattr(config, name) != default:
       raise ValueError(
-        f'{name} is of other rollout engines: speculative rollouts do not '
-        'follow it, so leave it out'
+        f'{name} belongs to other rollout engines: speculative rollouts do not '
+        'support it, so leave it out'
       )
   for name in ('max_tokens_to_generate', 'max_prompt_length'):
     running.check_count(name, getattr(config, name))
-  # Tunix's sampler is greedy without top_p, whatever the temperature.
+  # Without top_p, Tunix's sampler is greedy at every temperature.
   if config.top_p is None or config.temperature == 0:
     return Sampling()
   top_k = config.top_k if config.top_k and config.top_k > 0 else None
@@ -370,15 +380,16 @@ def checked(config: RolloutConfig) -> Sampling:
 
 
 def _fresh_seed(mesh: jax.sharding.Mesh) -> int:
-  """Returns a seed that no other engine has; the processes of one mesh, which
-  run one program, have that of the first."""
+  """Returns a random seed; the processes of one mesh, which run one program,
+  share that of the first."""
   seed = secrets.randbits(31)
   hosts = {device.process_index for device in mesh.devices.flat}
   return processes.number_of_first(seed) if len(hosts) > 1 else seed
 
 
 def _width(rows: Sequence[Sequence[int]], config: RolloutConfig) -> int:
-  """Room for prompts; beyond the limit a power of two, as in Tunix."""
+  """Returns the width of padded prompts; a power of two, as in Tunix, if one is
+  longer than the limit."""
   longest = max(map(len, rows))
   if longest <= config.max_prompt_length:
     return config.max_prompt_length

@@ -152,7 +152,7 @@ def test_decode_fn_gives_the_greedy_tokens(target):
     (step_of(max_decode_length=3), r"arguments are \['max_decode_length'\]"),
     (
       step_of(params={}, max_decode_length=3, soft_prompt=0),
-      "'soft_prompt'.*This T5X",
+      "'soft_prompt'.*This version",
     ),
   ],
 )
