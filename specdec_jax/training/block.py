@@ -51,7 +51,7 @@ _HEADS = (
 
 @base.value
 class TargetStates:
-  """What a target knows about texts of T tokens that it has read.
+  """The states of a target that has read texts of T tokens.
 
   Attributes:
     features: `[B, T, F]`, the streams that the drafter reads.
@@ -96,8 +96,8 @@ def target_states(
     log_probs=jnp.take(logits, ids, axis=-1) - normalizer,
     crosses=[sources[layer] for layer in config.cross_layers],
   )
-  stopped: TargetStates = jax.lax.stop_gradient(states)
-  return stopped
+  constant: TargetStates = jax.lax.stop_gradient(states)
+  return constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,8 +300,8 @@ def block_loss(
   names and numbers out of range, or a target that cannot have such a drafter.
   """
   if weights not in POSITION_WEIGHTS:
-    known = ', '.join(POSITION_WEIGHTS)
-    raise ValueError(f'weights is {weights!r}; there are {known}')
+    names = ', '.join(POSITION_WEIGHTS)
+    raise ValueError(f'weights is {weights!r}, expected one of {names}')
   if num_anchors < 1 or decay <= 0 or not 0 <= smoothing <= 1:
     raise ValueError(
       f'num_anchors {num_anchors}, decay {decay} and smoothing {smoothing} '

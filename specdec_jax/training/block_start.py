@@ -1,4 +1,4 @@
-"""Where a block drafter begins: sizes that fit a target, and parameters."""
+"""The config of a block drafter for a target, and its initial parameters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 from specdec_jax.training.data import token_files, written_texts
 from specdec_jax.training.losses import ArrayTree
 
-# Of what is drawn, beside what begins as in the target.
+# The scale of random weights, relative to those copied from the target.
 _SHARE = 0.1
 
 
@@ -39,13 +39,13 @@ def block_config(
   mask_token_id: int | None = None,
   has_qk_norm: bool | None = None,
 ) -> BlockDrafterConfig:
-  """Chooses sizes that fit a target, by default those of its own layers.
+  """Returns the config of a drafter for a target; by default of the same sizes.
 
-  Without `feature_layers`, all streams of the target are read, but at most
-  five, evenly spaced. Behind an encoder, the drafter's layers read the source
-  by the target's last layers, unless `cross_layers` names others, or none.
-  Speculators can read a drafter without `feature_norms`, with a `mask_token_id`
-  and with `has_qk_norm`, by default as the target.
+  By default `feature_layers` are at most five layers of the target, evenly
+  spaced. With an encoder, `cross_layers` are by default the target's last
+  layers, whose keys and values of the source the drafter's layers read.
+  `has_qk_norm` defaults to the target's. For speculators, a drafter needs a
+  `mask_token_id` and no `feature_norms`.
   """
   config: Any = loading.read_config(
     loading.locate(target), dtype=jnp.dtype('float32')
@@ -57,7 +57,7 @@ def block_config(
     feature_layers = sorted(set(spaced.tolist()))
   if cross_layers is None:
     last = range(count)[-num_layers:] if network.has_encoder else ()
-    # A drafter deeper than the target reads its first layer several times.
+    # A drafter deeper than the target uses its first layer several times.
     missing = num_layers - len(last) if network.has_encoder else 0
     cross_layers = [0] * missing + list(last)
   return BlockDrafterConfig(
@@ -96,13 +96,13 @@ def block_params(
   target: str,
   tokens: str | Sequence[str],
 ) -> ArrayTree:
-  """Makes the first parameters.
+  """Returns the initial parameters.
 
-  The tokens that can be drafted are the most frequent of the targets in the
-  folders `tokens`; their share is printed. Layers begin as the last ones of the
-  target, with the channels of their feed-forwards that weigh most, the context
-  as the input of its last layer, and the Markov head without effect, with
-  projections of the target's embeddings.
+  The draft vocabulary has the most frequent tokens of the targets in the
+  folders `tokens`; their share is printed. Layers start as the target's last
+  ones, with the channels of their feed-forwards that have the largest weights;
+  the context starts as the input of the target's last layer; the Markov head
+  starts without effect, with projections of the target's embeddings.
   """
   names = [tokens] if isinstance(tokens, str) else tokens
   counts = np.zeros(config.vocab_size, np.int64)
@@ -115,19 +115,23 @@ def block_params(
       f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
       f'{coverage:.2%} of {counts.sum():,} that {target} wrote'
     )
-  found = loading.read(loading.locate(target), dtype=jnp.dtype('float32'))
-  return begun(config, rng_key, *found, jnp.asarray(ids, jnp.int32))
+  path = loading.locate(target)
+  target_config, target_params = loading.read(path, dtype=jnp.dtype('float32'))
+  target_ids = jnp.asarray(ids, jnp.int32)
+  return initial_params(
+    config, rng_key, target_config, target_params, target_ids
+  )
 
 
-def begun(
+def initial_params(
   config: BlockDrafterConfig,
   rng_key: Array,
   target_config: Any,
   target_params: ArrayTree,
   target_ids: Array,
 ) -> ArrayTree:
-  """Does what `block_params` does, for a target that is read and `target_ids`
-  `[V_draft]`, the tokens that can be drafted."""
+  """Returns the parameters of `block_params` for a loaded target and a draft
+  vocabulary, `target_ids` `[V_draft]`."""
   config = dataclasses.replace(config, dtype=jnp.dtype('float32'))
   init_key, project_key, mask_key = jax.random.split(rng_key, 3)
   params = jax.jit(block_drafter.init_params, static_argnums=0)(
@@ -136,7 +140,7 @@ def begun(
   params['target_ids'] = target_ids
   network = families.network(target_config)
   embedding = network.token_embedder(target_params)['embedding']
-  # A mask begins as a token that is nearly all tokens at once.
+  # The mask starts near the mean of all embeddings.
   spread = jnp.std(embedding)
   noise = jax.random.normal(mask_key, (config.embed_dim,))
   if config.mask_token_id is None:
@@ -158,8 +162,8 @@ def _from_last_layers(
   target_config: Any,
   target_params: ArrayTree,
 ) -> ArrayTree:
-  """Makes what begins as in the target: layers as its last ones, the context as
-  the input of its last layer, and the last norm."""
+  """Returns the parameters that are copied from the target: layers from its
+  last ones, the projection to the input of its last layer, the last norm."""
   decoder = target_params.get('decoder', target_params)
   num_layers = families.num_layers(target_config)[-1]
   is_t5 = hasattr(target_config, 'relpos_num_buckets')
@@ -167,53 +171,55 @@ def _from_last_layers(
   query_scale = config.head_dim**0.5 if is_t5 else 1.0
   is_scaled = is_t5 and target_config.is_tied
   logits_scale = config.embed_dim**-0.5 if is_scaled else 1.0
-  begun = {}
+  copied = {}
   for i in range(config.num_layers):
-    at = max(num_layers - config.num_layers + i, 0)
-    theirs = decoder[f'layers_{at}']
-    # Norms that the target's layers lack begin as drawn.
+    source_index = max(num_layers - config.num_layers + i, 0)
+    source = decoder[f'layers_{source_index}']
+    # Norms that the target's layers lack stay random.
     attention = {
-      name: theirs['self_attention'].get(name, drawn)
-      for name, drawn in params[f'layers_{i}']['attention'].items()
+      name: source['self_attention'].get(name, initial)
+      for name, initial in params[f'layers_{i}']['attention'].items()
     }
     kernel = attention['query']['kernel'] * query_scale
     attention['query'] = attention['query'] | {'kernel': kernel}
-    begun[f'layers_{i}'] = {
-      'pre_attention_layer_norm': theirs['pre_self_attention_layer_norm'],
+    copied[f'layers_{i}'] = {
+      'pre_attention_layer_norm': source['pre_self_attention_layer_norm'],
       'attention': attention,
-      'pre_mlp_layer_norm': theirs['pre_mlp_layer_norm'],
-      'mlp': _largest(theirs['mlp'], config.mlp_dim),
+      'pre_mlp_layer_norm': source['pre_mlp_layer_norm'],
+      'mlp': _largest(source['mlp'], config.mlp_dim),
     }
     if config.cross_layers:
-      cross = theirs['encoder_decoder_attention']
-      begun[f'layers_{i}'] |= {
+      cross = source['encoder_decoder_attention']
+      copied[f'layers_{i}'] |= {
         'pre_cross_attention_layer_norm': (
-          theirs['pre_cross_attention_layer_norm']
+          source['pre_cross_attention_layer_norm']
         ),
         'cross_attention': {name: cross[name] for name in ('query', 'out')},
       }
   last = decoder[f'layers_{num_layers - 1}']
   scale = last['pre_self_attention_layer_norm']['scale']
-  begun['context_norm'] = {'scale': scale}
-  # The features are normed one by one; of the others a little is added.
+  copied['context_norm'] = {'scale': scale}
+  # The features are normed one by one; the others start with small weights.
   kernel = _SHARE * params['features_dense']['kernel']
   if num_layers - 1 in config.feature_layers:
     first = config.feature_layers.index(num_layers - 1) * config.embed_dim
     rows = slice(first, first + config.embed_dim)
     kernel = kernel.at[rows].set(jnp.eye(config.embed_dim))
-  begun['features_dense'] = {'kernel': kernel}
+  copied['features_dense'] = {'kernel': kernel}
   norm = decoder['decoder_norm']['scale']
-  begun['decoder_norm'] = {'scale': norm * logits_scale}
-  return begun
+  copied['decoder_norm'] = {'scale': norm * logits_scale}
+  return copied
 
 
 def _largest(mlp: ArrayTree, size: int) -> ArrayTree:
-  """Keeps those `size` channels of a feed-forward whose weights are largest."""
+  """Selects the `size` channels of a feed-forward with the largest weights."""
   columns = {name: leaf['kernel'] for name, leaf in mlp.items() if name != 'wo'}
   rows = mlp['wo']['kernel']
   sizes = jnp.linalg.norm(rows, axis=1)
   for kernel in columns.values():
     sizes = sizes * jnp.linalg.norm(kernel, axis=0)
-  kept = jnp.sort(jnp.argsort(-sizes)[:size])
-  cut = {name: {'kernel': kernel[:, kept]} for name, kernel in columns.items()}
-  return cut | {'wo': {'kernel': rows[kept]}}
+  channels = jnp.sort(jnp.argsort(-sizes)[:size])
+  cut = {
+    name: {'kernel': kernel[:, channels]} for name, kernel in columns.items()
+  }
+  return cut | {'wo': {'kernel': rows[channels]}}

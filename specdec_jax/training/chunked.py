@@ -1,7 +1,7 @@
-"""Losses that are summed over positions a few at a time.
+"""Losses that are summed over positions a few at a time, to save memory.
 
-What is computed of a position, such as logits, can be much larger than what it
-is computed of, and many positions have no loss.
+The values computed for a position, such as logits, can be much larger than its
+inputs, and many positions have no loss.
 """
 
 import functools
@@ -15,7 +15,7 @@ from specdec_jax.training.losses import ArrayTree, LossSums
 
 # `(params, inputs, constants, shared) -> LossSums`; see `summed`.
 SumsFn = Callable[[ArrayTree, ArrayTree, ArrayTree, ArrayTree], LossSums]
-# What is not differentiated: constants, what is shared, and how many parts.
+# The arguments without gradients: constants, shared, and the number of parts.
 _Rest = tuple[ArrayTree, ArrayTree, Array]
 
 
@@ -31,15 +31,15 @@ def summed(
 ) -> LossSums:
   """Sums `fn` over the positions that are needed, `size` at a time.
 
-  `fn` sums over any number of positions, 0 for one that is not needed. The loss
-  is differentiated by `params` and by `inputs` of each position, arrays `[N,
-  ...]`, as `constants` are; all positions read `shared`.
+  `fn` sums over any number of positions, and adds 0 for one that is not needed.
+  `inputs` and `constants` are arrays `[N, ...]`, one row per position; all
+  positions read `shared`. The loss has gradients for `params` and `inputs`.
   """
-  # On a mesh all positions are one part, which stays on its devices.
+  # On a mesh all positions are one part, so that none moves between devices.
   if is_on_mesh():
     return fn(params, inputs, constants, shared)
-  # Those needed come first, in their order: of [no, yes, no, yes] the order is
-  # [1, 3, 0, 2], and in parts of 2 a single one is computed.
+  # Needed positions come first, in order: of [no, yes, no, yes] the order is
+  # [1, 3, 0, 2], and of the parts of 2 only one is computed.
   order = jnp.argsort(~is_needed, stable=True)
   inputs, constants = padded((inputs, constants), order, size)
   rest = constants, shared, num_parts(is_needed, size)
@@ -53,7 +53,7 @@ def is_on_mesh() -> bool:
 
 
 def num_parts(is_needed: Array, size: int) -> Array:
-  """Counts the parts in which all that is needed lies, once it comes first."""
+  """Counts the parts with needed positions, once these come first."""
   return -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
 
 
@@ -73,8 +73,8 @@ def padded(inputs: ArrayTree, order: Array, size: int) -> ArrayTree:
 def _summed(
   fn: SumsFn, size: int, params: ArrayTree, inputs: ArrayTree, rest: _Rest
 ) -> LossSums:
-  # The gradient is computed along with the sums, so that nothing of a part is
-  # kept; where nobody reads it, the compiler leaves it out.
+  # The gradient is computed along with the sums, so that no activations of a
+  # part are stored; the compiler removes it where it is unused.
   return _forward(fn, size, params, inputs, rest)[0]
 
 
@@ -85,24 +85,24 @@ def _forward(
   constants, shared, count = rest
 
   def differentiated(i: Array | int) -> tuple[ArrayTree, LossSums]:
-    own_inputs, own_constants = part((inputs, constants), i, size)
+    part_inputs, part_constants = part((inputs, constants), i, size)
 
     def loss_of(params: ArrayTree, inputs: ArrayTree) -> tuple[Array, LossSums]:
-      sums = fn(params, inputs, own_constants, shared)
+      sums = fn(params, inputs, part_constants, shared)
       return sums.loss, sums
 
-    return jax.grad(loss_of, (0, 1), has_aux=True)(params, own_inputs)
+    return jax.grad(loss_of, (0, 1), has_aux=True)(params, part_inputs)
 
   # Gradients of parameters add up over parts, in float32 whatever their dtype;
-  # those of inputs are put where the part's positions are.
+  # those of inputs are written to the part's positions.
   def add(i: Array, carry: ArrayTree) -> ArrayTree:
     sums, to_params, to_inputs = carry
-    (by_params, by_inputs), found = differentiated(i)
-    put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
-      whole, part, i * size, axis=0
+    (by_params, by_inputs), part_sums = differentiated(i)
+    put = lambda gradients, rows: jax.lax.dynamic_update_slice_in_dim(
+      gradients, rows, i * size, axis=0
     )
     return (
-      jax.tree.map(jnp.add, sums, found),
+      jax.tree.map(jnp.add, sums, part_sums),
       jax.tree.map(lambda x, y: x + y.astype(x.dtype), to_params, by_params),
       jax.tree.map(put, to_inputs, by_inputs),
     )
@@ -119,7 +119,7 @@ def _backward(
   fn: SumsFn, size: int, gradients: ArrayTree, cotangent: LossSums
 ) -> ArrayTree:
   del fn, size
-  # The loss alone is differentiated, so its cotangent scales what is known.
+  # Only the loss has a cotangent, which scales the stored gradients.
   scaled = lambda x: x * cotangent.loss.astype(x.dtype)
   return *jax.tree.map(scaled, gradients), None
 

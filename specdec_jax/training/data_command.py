@@ -44,7 +44,7 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
     '--inputs',
     nargs='+',
     metavar='PATH',
-    help='text files, or folders of which train.* is read',
+    help='text files, or folders with a file train.*',
   )
   needed('--out', metavar='MODEL', help='the SentencePiece model to write')
   parser.add_argument(
@@ -91,20 +91,20 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
   needed('--out', metavar='DIR', help='new folder')
   group = parser.add_argument_group('lengths, in tokens with EOS')
   number = functools.partial(group.add_argument, type=positive_int, default=64)
-  number('--max_input_tokens', help='most of an input')
-  number('--max_target_tokens', help='most of a target, or of a text')
+  number('--max_input_tokens', help='maximum length of an input')
+  number('--max_target_tokens', help='maximum length of a target, or a text')
   group.add_argument(
     '--too_long',
     choices=['drop', 'trim', 'split'],
     default='drop',
-    help='what becomes of longer examples',
+    help='how to treat longer examples',
   )
-  add('--prefix', default='', help='put before every input')
+  add('--prefix', default='', help='prepended to every input')
   add('--overwrite', action='store_true', help='replace earlier token files')
 
 
 def _prepare(args: argparse.Namespace) -> int:
-  """encode text into token files: training then needs numpy alone"""
+  """encode text into token files: training reads them with numpy alone"""
   sources: dict[str, Path] = {}
   for path in args.inputs:
     for split, file in preparation.find(user_path(path)).items():
@@ -123,24 +123,26 @@ def _prepare(args: argparse.Namespace) -> int:
       folder, sources, user_path(args.vocabulary), lengths, prefix=args.prefix
     )
   for split, counts in description['splits'].items():
-    # Of counts {'dropped': 3, 'trimmed': 0, ...} only '3 dropped' is said.
-    lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
+    # Of counts {'dropped': 3, 'trimmed': 0, ...} only '3 dropped' is shown.
+    changed = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
     figures = (
       f'{counts["examples"]:,} examples of {counts["read"]:,}',
       f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
-      *(f'{counts[name]:,} {name}' for name in lost),
+      *(f'{counts[name]:,} {name}' for name in changed),
     )
     progress.show(f'{args.out}/{split}.npz: {", ".join(figures)}')
   return 0
 
 
 def _add_writing(parser: argparse.ArgumentParser, *, model: str) -> None:
-  """Adds what both `rewrite` and `write` take."""
+  """Adds the options that `rewrite` and `write` share."""
   add = parser.add_argument
   add('--model', metavar='MODEL', required=True, help=model)
   add('--out', metavar='DIR', required=True, help='new folder')
-  add('--batch_size', type=positive_int, default=64, help='rows at once')
-  add('--seed', type=int, default=0, help='of draws')
+  add(
+    '--batch_size', type=positive_int, default=64, help='rows decoded at once'
+  )
+  add('--seed', type=int, default=0, help='random seed of the sampling')
   add('--dtype', **options.DTYPE, help='of weights and caches')
 
 
@@ -151,14 +153,14 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
     '--tokens',
     metavar='DIR',
     required=True,
-    help='what specdec data prepare wrote',
+    help='a folder of specdec data prepare',
   )
   add(
     '--splits',
     nargs='+',
     default=['train'],
     metavar='SPLIT',
-    help='to be rewritten; the others are copied',
+    help='splits to rewrite; the others are copied',
   )
   add('--temperature', type=temperature, default=0.0, help='0 is greedy')
   add('--overwrite', action='store_true', help='replace an earlier folder')
@@ -175,23 +177,23 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
     type=temperature,
     nargs='+',
     default=[0.0],
-    help='0 is greedy; parts take several in turn',
+    help='0 is greedy; several alternate between parts',
   )
-  add('--max_new_tokens', type=int, default=256, help='per text')
-  add('--part_size', type=int, default=128, help='texts of a part')
+  add('--max_new_tokens', type=int, default=256, help='maximum per text')
+  add('--part_size', type=int, default=128, help='texts per part')
   add(
     '--layers',
     nargs='+',
     metavar='N',
     type=positive_int,
-    help='keep the residual streams that enter these layers, in bfloat16; the '
-    "number of layers names the last one's output",
+    help='store the residual streams that enter these layers, in bfloat16; '
+    'the number of layers stands for the output of the last one',
   )
 
 
 def _write(args: argparse.Namespace) -> int:
-  """write texts after prompts, with what the model computed: EAGLE heads need
-  them. The same command goes on where it was stopped"""
+  """write texts after prompts, with the model's states: to train EAGLE heads.
+  The same command resumes after an interruption"""
   compilation_cache.enable()
   texts = from_flags.texts_alone(from_flags.lines(args))
   writing = from_flags.named(
@@ -203,11 +205,12 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def _rewrite(args: argparse.Namespace) -> int:
-  """give token files the targets that a model writes: for distillation"""
+  """replace the targets of token files by a model's: for distillation"""
   source = user_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
-  if missing := sorted(set(args.splits) - set(splits)):
+  missing = sorted(set(args.splits) - set(splits))
+  if missing:
     raise ValueError(f'{source} has no {", ".join(missing)}')
   config, params = recipes.read_t5(args.model, jnp.dtype(args.dtype))
   _check_model_vocabulary(args.model, source)
@@ -220,13 +223,14 @@ def _rewrite(args: argparse.Namespace) -> int:
       if path.stem not in args.splits and path.is_file():
         (folder / path.name).write_bytes(path.read_bytes())
     for split in args.splits:
-      tokens, file = token_files.load(splits[split]), folder / f'{split}.npz'
+      tokens = token_files.load(splits[split])
+      file = folder / f'{split}.npz'
       with progress.bar(f'rewriting {split}', len(tokens)) as bar:
         rewritten = recipes.rewrite_targets(
           config, params, tokens, how, seed=args.seed, report=bar.advance
         )
       token_files.save(file, rewritten)
-      # Counts of what was dropped stay: the inputs are the same.
+      # The inputs are unchanged, and so are the counts of dropped examples.
       counts[split] = {
         **description.at('splits').at(split).values,
         'target_tokens': rewritten.targets.tokens.size,
@@ -242,14 +246,15 @@ def _rewrite(args: argparse.Namespace) -> int:
 
 
 def _check_model_vocabulary(model: str, tokens: Path) -> None:
-  """Raises if token files are not of a model's SentencePiece vocabulary."""
+  """Raises ValueError unless token files have the vocabulary of a model."""
   path = loading.locate(model)
-  own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
+  # The SentencePiece model, even if the model is loaded with tokenizer.json.
+  file = path / token_files.VOCABULARY
   vocabulary = loading.read_vocabulary(path)
   if isinstance(vocabulary, sentencepiece_vocabulary.SentencePieceVocabulary):
     token_files.check_vocabulary(tokens, vocabulary.model)
-  elif own.is_file():
-    token_files.check_vocabulary(tokens, own.read_bytes())
+  elif file.is_file():
+    token_files.check_vocabulary(tokens, file.read_bytes())
 
 
 # The docstring of an action is its help.

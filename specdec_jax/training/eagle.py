@@ -1,9 +1,9 @@
-"""How an EAGLE-3 network learns to draft (Li et al., arXiv 2503.01840).
+"""The training of an EAGLE-3 network (Li et al., arXiv 2503.01840).
 
-It learns from texts that its target wrote, and from what the target computed
-meanwhile (`training.data.written_texts`). A step of training takes the steps of
-drafting: the network reads its own hidden states, but the true tokens, since
-drafts after a wrong token are rejected anyway.
+It is trained on texts of its target, and on the states that the target had
+while it wrote them (`training.data.written_texts`). A training step unrolls the
+steps of drafting: the network reads its own hidden states, but the true tokens,
+since drafts after a wrong token are rejected anyway.
 """
 
 import functools
@@ -24,9 +24,9 @@ from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import chunked
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
-# Under which the description of written texts has `head_digest`.
+# The key of `head_digest` in the description of written texts.
 HEAD_DIGEST = 'head_sha256'
-# What `Eagle.project` reads.
+# The parameters that `Eagle.project` reads.
 _PROJECTION = ('decoder_norm', 'logits_dense')
 # How soon `lk_loss` turns from the divergence to alpha.
 _SHARPNESS = 3.0
@@ -34,7 +34,7 @@ _SHARPNESS = 3.0
 
 @base.value
 class TargetHead:
-  """What is needed of a target whose streams are known.
+  """The parameters of a target that are needed besides its stored streams.
 
   Attributes:
     embedding: `[V, embed]`, of its tokens.
@@ -69,7 +69,8 @@ def head_of(config: LlamaConfig, params: ArrayTree) -> TargetHead:
 
 
 def head_digest(head: TargetHead) -> str:
-  """Digests a target's head, by which texts name who wrote them."""
+  """Computes a digest of a target's head, which identifies it in the texts that
+  it wrote."""
   digest = hashlib.sha256()
   # As bfloat16, so that it is the same in every dtype.
   for array in (head.norm, head.rows):
@@ -94,23 +95,26 @@ class UnrolledAttention:
     scaled = queries * jnp.asarray(self.scale, queries.dtype)
     scaled = scaled.reshape(by_group)
     # Drafting from position t, step i, counted from 0, reads true features up
-    # to t and what steps 1 to i drafted. Here all t are drafted from at once: a
-    # query sees the keys of step 0 up to its own position, in its text, and of
-    # each later step the one at its own place.
-    # At step 2 from position t: scores over the keys of step 0 up to t, then
-    # one for each of steps 1 and 2 at t itself. One softmax over all of them
-    # weighs what was read and what was drafted alike.
+    # to t and the drafts of steps 1 to i. Here drafting starts from all t at
+    # once: a query sees the keys of step 0 up to its position, in its text, and
+    # the key of every later step at its position. At step 2 from position t:
+    # scores over the keys of step 0 up to t, then one for each of steps 1 and 2
+    # at t. One softmax runs over all of them.
     (first_keys, first_values), *later = self.steps
     scores = _product('bhgqd,bhsd->bhgqs', scaled, first_keys)
     lowest = jnp.finfo(scores.dtype).min
     scores = jnp.where(self.mask[:, None, None], scores, lowest)
-    own = [_product('bhgqd,bhqd->bhgq', scaled, k)[..., None] for k, _ in later]
-    weights = jax.nn.softmax(jnp.concatenate([scores, *own], -1), axis=-1)
+    later_scores = [
+      _product('bhgqd,bhqd->bhgq', scaled, step_keys)[..., None]
+      for step_keys, _ in later
+    ]
+    scores = jnp.concatenate([scores, *later_scores], -1)
+    weights = jax.nn.softmax(scores, axis=-1)
     weights = weights.astype(values.dtype)
     mixed = _product('bhgqs,bhsd->bhgqd', weights[..., :length], first_values)
-    for i, (_, own_values) in enumerate(later):
+    for i, (_, step_values) in enumerate(later):
       share = weights[..., length + i]
-      mixed += _product('bhgq,bhqd->bhgqd', share, own_values)
+      mixed += _product('bhgq,bhqd->bhgqd', share, step_values)
     mixed = mixed.reshape(batch, num_heads, length, head_dim)
     mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
     return mixed.reshape(batch, length, num_heads * head_dim)
@@ -121,15 +125,14 @@ def _product(equation: str, *operands: Array) -> Array:
 
 
 def ahead(x: Array, distance: int) -> Array:
-  """Moves `[B, T, ...]` so that each place has what stands `distance` further
-  on in its row; zeros beyond the end."""
+  """Shifts `[B, T, ...]` left by `distance`, filling with zeros."""
   # Of a row [a, b, c, d], 1 ahead is [b, c, d, 0], and 1 behind [0, a, b, c].
   padding = [(0, 0), (0, distance)] + [(0, 0)] * (x.ndim - 2)
   return jnp.pad(x, padding)[:, distance:]
 
 
 def behind(x: Array, distance: int) -> Array:
-  """Does the reverse of `ahead`; zeros before the beginning."""
+  """Shifts `[B, T, ...]` right by `distance`, filling with zeros."""
   padding = [(0, 0), (distance, 0)] + [(0, 0)] * (x.ndim - 2)
   return jnp.pad(x, padding)[:, : x.shape[1]]
 
@@ -197,7 +200,7 @@ def target_log_probs(rows: Array, x: Array, normalizer: Array) -> Array:
 
 
 def lk_loss(log_p: Array, logits: Array) -> tuple[Array, Array, Array]:
-  """Computes the LK loss (arXiv 2602.23881), the divergence in it, and alpha.
+  """Computes the LK loss (arXiv 2602.23881), its divergence, and alpha.
 
   alpha = sum min(p, q): a token drawn from q is accepted with that probability.
   The loss is lambda KL(p | q) + (1 - lambda) (1 - alpha), and lambda, which is
@@ -211,7 +214,7 @@ def lk_loss(log_p: Array, logits: Array) -> tuple[Array, Array, Array]:
   p, q = jnp.exp(log_p), jnp.exp(log_q)
   alpha = jnp.minimum(p, q).sum(-1)
   kl = (p * (log_p - log_q)).sum(-1)
-  # The divergence teaches where little is accepted, alpha where much is.
+  # The divergence dominates where alpha is small, and alpha where it is large.
   share = jax.lax.stop_gradient(jnp.exp(-_SHARPNESS * alpha))
   return share * kl + (1 - share) * (1 - alpha), kl, alpha
 
@@ -223,12 +226,13 @@ def eagle_loss(
   num_steps: int = 4,
   decay: float = 0.8,
 ) -> LossFn:
-  """Makes a loss: the sum over unrolled steps of `decay`^i times `lk_loss`, per
-  position of a text of `target`, as for `--model`, that can be drafted from.
+  """Returns a loss: the sum over unrolled steps of `decay`^i times `lk_loss`,
+  per position of a text after which tokens are drafted. `target` is a model, as
+  for `--model`.
 
   It reports `nats`, the divergence at the first step; `accuracy`, how often the
-  likeliest token of that step was written; `alpha_1` and on, each step's mean
-  alpha; `coverage`, the target's mass on the tokens that can be drafted."""
+  likeliest token of that step is the true one; `alpha_1` and so on, the mean
+  alpha of every step; `coverage`, the target's mass on the draft vocabulary."""
   if num_steps < 1:
     raise ValueError(f'num_steps must be at least 1, got {num_steps}')
   target_config, target_params = read_target(target, config.dtype)
@@ -242,7 +246,7 @@ def eagle_loss(
     rounded = jax.tree.map(lambda x: x.astype(config.dtype), params)
     rounded['target_ids'] = ids
     streams = batch['streams']
-    # Of streams of 3 layers, side by side, the last is the target's output.
+    # The last of the concatenated streams is the target's output.
     begin = streams.shape[-1] - target_config.embed_dim
     features, last = jnp.split(streams, [begin], axis=-1)
     x, normalizer = target_states(head, last, batch, epsilon=epsilon)
@@ -273,8 +277,8 @@ def eagle_loss(
 
 
 def _is_counted(batch: Batch, step: int) -> Array:
-  """Marks, bool `[B, T]`, whether a step of drafting from a position has a
-  loss. That begins behind the last token but one of a prompt."""
+  """Marks, bool `[B, T]`, the positions from which a step of drafting has a
+  loss: those from the last token but one of the prompt on."""
   segments = batch['decoder_segment_ids']
   weights = batch['decoder_loss_weights']
   # A draft from t begins with token t + 2: t + 1 is the pending token. Step i
@@ -293,14 +297,16 @@ def _loss_sums(
   decay: float,
 ) -> LossSums:
   """Sums `eagle_loss` over N positions of n steps: `hidden` `[N, n, embed]`."""
-  ids, counted = shared['target_ids'], target['counted'].astype(jnp.float32)
+  ids = shared['target_ids']
+  counted = target['counted'].astype(jnp.float32)
   log_p = target_log_probs(shared['rows'], target['x'], target['normalizer'])
   params = {**projection, 'target_ids': ids}
   logits = applied(Eagle(config))(params, hidden, method=Eagle.project)
   loss, kl, alpha = lk_loss(log_p[:, None], logits)
   num_steps = hidden.shape[1]
   decays = jnp.asarray([decay**i for i in range(num_steps)], jnp.float32)
-  first, weights = counted[:, 0], counted.sum(0)
+  first = counted[:, 0]
+  weights = counted.sum(0)
   alphas = (alpha * counted).sum(0)
   mass = (jnp.exp(log_p).sum(-1) * first).sum()
   likeliest = jnp.take(ids, arrays.argmax(logits[:, 0]))

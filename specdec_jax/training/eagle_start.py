@@ -1,4 +1,4 @@
-"""Where an EAGLE-3 network begins: sizes that fit a target, and parameters."""
+"""The config of an EAGLE-3 network for a target, and its initial parameters."""
 
 import functools
 from pathlib import Path
@@ -16,9 +16,9 @@ from specdec_jax.training.data import written_texts
 from specdec_jax.training.data.written_texts import Folders
 from specdec_jax.training.losses import ArrayTree
 
-# The least scale that is divided by, and the share of weights that are drawn.
+# The least scale by which weights are divided, and the scale of random weights.
 _LEAST_SCALE = 0.01
-_SHARE_OF_OTHERS = 0.1
+_SHARE_OF_RANDOM = 0.1
 
 
 def eagle_config(
@@ -30,22 +30,24 @@ def eagle_config(
   num_heads: int | None = None,
   num_kv_heads: int | None = None,
 ) -> EagleConfig:
-  """Chooses sizes that fit a target, by default those of its own layers.
+  """Returns the config of a drafter for a target; by default of the same sizes.
 
-  It reads the streams that were kept in `texts`, a folder of `specdec data
-  write --prompts`, or several, but the last of them, which is the target's
-  output. Features are normed one by one, and the normed state is that of the
-  next drafted position. ValueError if the last stream is another, folders have
-  different ones, or another target wrote the texts.
+  The features are the streams stored in `texts`, one or several folders of
+  `specdec data write --prompts`, but the last stream, which is the target's
+  output. Features are normed one by one, and the normed state is fed to the
+  next step. Raises ValueError if the last stream is not the output, folders
+  have different streams, or another target wrote the texts.
   """
   config, params = training.read_target(target, jnp.float32)
-  own = training.head_digest(training.head_of(config, params))
-  first, *others = written_texts.names(texts)
-  layers = _layers(first, config, target, own)
-  for folder in others:
-    if (found := _layers(folder, config, target, own)) != layers:
+  digest = training.head_digest(training.head_of(config, params))
+  first, *more = written_texts.names(texts)
+  layers = _layers(first, config, target, digest)
+  for folder in more:
+    folder_layers = _layers(folder, config, target, digest)
+    if folder_layers != layers:
       raise ValueError(
-        f'{folder} has the streams of layers {found}, {first} of {layers}'
+        f'{folder} has the streams of layers {folder_layers}, {first} of '
+        f'{layers}'
       )
   return EagleConfig(
     vocab_size=config.vocab_size,
@@ -68,8 +70,8 @@ def eagle_config(
 def _layers(
   folder: str | Path, config: LlamaConfig, target: str, digest: str
 ) -> list[int]:
-  """Reads the layers whose streams a folder has; ValueError if a drafter needs
-  others, or the target of this digest did not write it."""
+  """Reads the layers whose streams a folder has; ValueError if they do not fit
+  a drafter, or the target of this digest did not write the texts."""
   description = written_texts.load_description(folder)
   layers = description.counts('layers', [])
   if len(layers) < 2 or layers[-1] != config.num_layers:
@@ -95,10 +97,11 @@ def eagle_params(
   texts: Folders,
   num_parts: int | None = None,
 ) -> ArrayTree:
-  """Makes the first parameters: near the target's, but for a layer, drawn.
+  """Returns the initial parameters: near the target's, with a random layer.
 
-  The tokens that can be drafted are those that the target wrote most often in
-  `texts`, as for `eagle_config`; how much of its output they cover is printed.
+  The draft vocabulary has the tokens that the target wrote most often in
+  `texts`, see `eagle_config`; the share of its output that they cover is
+  printed.
   """
   counts = written_texts.token_counts(
     texts, config.vocab_size, num_parts=num_parts
@@ -109,45 +112,46 @@ def eagle_params(
       f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
       f'{coverage:.2%} of {counts.sum():,} that {target} wrote'
     )
-  found, params = training.read_target(target, jnp.float32)
-  return begun(config, rng_key, found, params, jnp.asarray(ids, jnp.int32))
+  target_config, params = training.read_target(target, jnp.float32)
+  target_ids = jnp.asarray(ids, jnp.int32)
+  return initial_params(config, rng_key, target_config, params, target_ids)
 
 
-def begun(
+def initial_params(
   config: EagleConfig,
   rng_key: Array,
   target_config: LlamaConfig,
   target_params: ArrayTree,
   target_ids: Array,
 ) -> ArrayTree:
-  """Does what `eagle_params` does, for a target that is read and `target_ids`
-  `[V_draft]`, the tokens that can be drafted."""
+  """Returns the parameters of `eagle_params` for a loaded target and a draft
+  vocabulary, `target_ids` `[V_draft]`."""
   head = training.head_of(target_config, target_params)
   scale_of = functools.partial(_norm_scale, target_config, target_params)
   params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
-  # Logits and their norm begin as the target's, and other norms as those of its
-  # layers that read the same, which hold outlying dimensions of a stream down.
+  # Logits and their norm start as the target's. Other norms start as those of
+  # the target's layers with the same input, which reduce outlier dimensions.
   params['target_ids'] = target_ids
   params['logits_dense'] = {'kernel': head.rows[target_ids].T}
   params['decoder_norm'] = {'scale': head.norm}
   params['embedding_layer_norm'] = {'scale': scale_of(0)}
   for i, layer in enumerate(config.feature_layers):
     params[f'feature_norms_{i}'] = {'scale': scale_of(layer)}
-  # The hidden state begins as the last feature, so that the layer adds to a
-  # stream from which those logits can be read. Features are normed with their
-  # scale before they come here: the identity on the last of them has to divide
-  # by it; where it is nearly 0, by a bit more.
+  # The hidden state starts as the last feature, so that the layer adds to a
+  # stream from which the logits can be computed. Features are normed with a
+  # scale, so that the identity on the last one divides by it; a scale near 0 is
+  # replaced by a larger one.
   last = scale_of(config.feature_layers[-1])
-  undone = jnp.sign(last) / jnp.maximum(jnp.abs(last), _LEAST_SCALE)
-  others = params['features_dense']['kernel'][: -last.size]
-  kernel = jnp.concatenate([_SHARE_OF_OTHERS * others, jnp.diag(undone)])
+  inverse = jnp.sign(last) / jnp.maximum(jnp.abs(last), _LEAST_SCALE)
+  random = params['features_dense']['kernel'][: -last.size]
+  kernel = jnp.concatenate([_SHARE_OF_RANDOM * random, jnp.diag(inverse)])
   params['features_dense'] = {'kernel': kernel}
   return params
 
 
 def _norm_scale(config: LlamaConfig, params: ArrayTree, layer: int) -> Array:
-  """Finds the scale `[embed]` of the norm by which a target reads the input of
-  a layer, or its own output; of root mean square 1."""
+  """Returns the scale `[embed]` of the norm of a layer's input, or of the last
+  norm, divided by its root mean square."""
   if layer == config.num_layers:
     scale = params['decoder_norm']['scale']
   else:

@@ -33,15 +33,15 @@ _MOST_COVERAGE = 1.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-  """When a run does what, in steps.
+  """The schedule of a run, in steps.
 
   Attributes:
-    train_steps: where it ends.
-    eval_period: from one validation to the next.
-    checkpoint_period: from one checkpoint to the next.
+    train_steps: the total number of training steps.
+    eval_period: steps between validations.
+    checkpoint_period: steps between checkpoints.
     log_period: steps that a line of metrics averages, up to a checkpoint.
-    keep: newest checkpoints that are kept.
-    average_last: newest checkpoints whose mean is the model.
+    keep: the number of newest checkpoints to keep.
+    average_last: the number of newest checkpoints whose mean is the model.
   """
 
   train_steps: int
@@ -57,12 +57,12 @@ class Schedule:
         raise ValueError(f'{field.name} must be at least 1, got {value}')
     if self.average_last > self.keep:
       raise ValueError(
-        f'average_last {self.average_last} is not among the {self.keep} '
-        'checkpoints that are kept'
+        f'average_last {self.average_last} exceeds keep {self.keep}, the '
+        'number of checkpoints that are kept'
       )
 
   def is_due(self, step: int, period: int) -> bool:
-    """Tells whether what is done every `period` steps, and last, is due."""
+    """Tells whether a step is the last one or a multiple of `period`."""
     return step == self.train_steps or step % period == 0
 
 
@@ -76,15 +76,15 @@ def step(
 ) -> tuple[Run, dict[str, Array]]:
   """Takes a step on a batch's mean loss, computed in `num_microbatches` parts.
 
-  Returns the run after it, and float32 scalars: `loss`, `nats` and `accuracy`
-  per target, `weight` of the targets, `grad_norm`, and the loss's own figures.
+  Returns the new run, and float32 scalars: `loss`, `nats` and `accuracy` per
+  target, `weight` of the targets, `grad_norm`, and the metrics of the loss.
   """
   key = jax.random.fold_in(run.rng_key, run.step)
   grads, sums = _gradients(loss_fn, run.params, batch, key, num_microbatches)
   scale = 1.0 / jnp.maximum(sums.weight, 1.0)
   grads = jax.tree.map(lambda g: g * scale, grads)
   trained, fixed = run_checkpoints.partition(run.params)
-  with jax.numpy_dtype_promotion('standard'):  # optax counts on it.
+  with jax.numpy_dtype_promotion('standard'):  # optax relies on it.
     updates, opt_state = optimizer.update(grads, run.opt_state, trained)
   trained = jax.tree.map(lambda p, u: p + u, trained, updates)
   params = run_checkpoints.combine(trained, fixed)
@@ -134,8 +134,8 @@ def _gradients(
     part = jax.tree.map(
       lambda x: rules.constrain(x, 'batch', *(None,) * (x.ndim - 1)), part
     )
-    found = part_gradients(part, jax.random.fold_in(key, index))
-    return jax.tree.map(jnp.add, total, found), None
+    part_sums = part_gradients(part, jax.random.fold_in(key, index))
+    return jax.tree.map(jnp.add, total, part_sums), None
 
   first = jax.tree.map(lambda x: x[0], split)
   shapes = jax.eval_shape(part_gradients, first, key)
@@ -159,26 +159,26 @@ def train(
   report: Report = lambda step, metrics: None,
   say: Callable[[str], None] = lambda sentence: None,
 ) -> ArrayTree | None:
-  """Trains until `schedule.train_steps`, from where the folder's run stopped.
+  """Trains until `schedule.train_steps`, resuming the run in the folder.
 
-  A run that was killed goes on from its last checkpoint with the losses that it
-  would have had. With a mesh set (`jax.set_mesh`), rows are split over `data`
+  A run that was killed resumes from its last checkpoint with the losses that it
+  would have had. With a mesh set (`jax.set_mesh`), rows are sharded over `data`
   and parameters over `model`; see `sharding.rules`.
 
   Args:
-    loss_fn: what is minimised, per target.
-    initial_params: where a new run begins; None draws those of a T5.
-    settings: by name, what the steps depend on: a run that goes on with others
-      says so.
-    report: told of every step.
-    say: told, in a sentence each, what else a user should know: where a run
-      goes on, that nothing is left to do, that a checkpoint is damaged.
+    loss_fn: the loss to minimise, per target.
+    initial_params: of a new run; by default random ones of a T5.
+    settings: by name, the settings that affect the steps; a run that resumes
+      with others says so.
+    report: called with the metrics of every step.
+    say: called with a sentence about other events: that a run resumes, that it
+      is already complete, that a checkpoint is damaged.
 
   Returns the parameters; None if several processes were asked to end
   (`processes.is_ending`), after a checkpoint. Raises ValueError if the loss or
-  the gradient is NaN or infinite (the last checkpoint is from before that), if
-  the folder is of another run, or if another process trains in it; OSError if
-  the disk is full.
+  the gradient is NaN or infinite (the last checkpoint is older), if the folder
+  has another run, or if another process trains in it; OSError if the disk is
+  full.
   """
   _check_ids(dataset, config)
   step_fn = functools.partial(
@@ -193,9 +193,10 @@ def train(
   with opened as checkpoints:
     run = new_run(config, optimizer, seed=seed, params=initial_params)
     run = run_checkpoints.place_run(run, optimizer)
-    if restored := checkpoints.restore_newest(run, say):
+    restored = checkpoints.restore_newest(run, say)
+    if restored:
       run = restored
-      say(f'{checkpoints.folder}: {_what_is_left(run, schedule)}')
+      say(f'{checkpoints.folder}: {_remaining(run, schedule)}')
     if settings is not None:
       tell = functools.partial(checkpoints.tell_changes, settings, say)
       processes.ask_first(tell)
@@ -211,7 +212,7 @@ def train(
     )
     if int(run.step) < schedule.train_steps:
       say(
-        'this job was asked to end (SIGTERM): the same command goes on after '
+        'this job was asked to end (SIGTERM): the same command resumes after '
         f'step {int(run.step):,}, of which there is a checkpoint'
       )
       return None
@@ -221,7 +222,7 @@ def train(
 
 
 def _check_ids(dataset: Dataset, config: T5Config | DrafterConfig) -> None:
-  """Raises ValueError for ids that the network has no embedding of."""
+  """Raises ValueError for token ids without an embedding."""
   vocab_size = getattr(config, 'vocab_size', None)
   if vocab_size and dataset.num_ids and dataset.num_ids > vocab_size:
     raise ValueError(
@@ -230,23 +231,24 @@ def _check_ids(dataset: Dataset, config: T5Config | DrafterConfig) -> None:
     )
 
 
-def _what_is_left(run: Run, schedule: Schedule) -> str:
-  taken, end = int(run.step), schedule.train_steps
-  if taken < end:
-    return f'training goes on after step {taken:,}'
+def _remaining(run: Run, schedule: Schedule) -> str:
+  """Describes where a resumed run is in its schedule."""
+  step = int(run.step)
+  if step < schedule.train_steps:
+    return f'training resumes after step {step:,}'
   return (
-    f'{taken:,} steps have been taken already and {end:,} are asked for, so '
-    'nothing is left to train'
+    f'the run has {step:,} steps and train_steps is {schedule.train_steps:,}, '
+    'so nothing is left to train'
   )
 
 
 def _check_averaged(
   run: Run, schedule: Schedule, checkpoints: Checkpoints
 ) -> None:
-  """Raises ValueError unless the run leaves enough checkpoints to average."""
-  to_come = range(int(run.step) + 1, schedule.train_steps + 1)
+  """Raises ValueError unless there will be enough checkpoints to average."""
+  remaining = range(int(run.step) + 1, schedule.train_steps + 1)
   is_saved = lambda step: schedule.is_due(step, schedule.checkpoint_period)
-  count = len(checkpoints.regular_steps()) + sum(map(is_saved, to_come))
+  count = len(checkpoints.regular_steps()) + sum(map(is_saved, remaining))
   if count < schedule.average_last:
     raise ValueError(
       f'average_last is {schedule.average_last}, and {schedule.train_steps} '
@@ -262,17 +264,17 @@ def new_run(
   seed: int,
   params: ArrayTree = None,
 ) -> Run:
-  """Makes a run before its first step; only a T5 can be drawn."""
+  """Returns a run at step 0; only a T5 can have random parameters."""
   rng_key = jax.random.key(seed)
   if params is None:
     family = families.of(config)
     if families.only_drafts(config):
-      raise ValueError(f'a {family.name} has to be given its first parameters')
+      raise ValueError(f'a {family.name} needs initial_params')
     init_key = jax.random.fold_in(rng_key, -1 % 2**32)
     params = jax.jit(families.init_params, static_argnums=0)(config, init_key)
   return Run(
     step=jnp.zeros((), jnp.int32),
-    # A copy: steps overwrite what they are given.
+    # A copy, as steps donate their arguments.
     params=jax.tree.map(jnp.copy, params),
     opt_state=optimizer.init(run_checkpoints.partition(params)[0]),
     rng_key=rng_key,
@@ -289,27 +291,34 @@ def _train_from(
   loss_fn: LossFn,
 ) -> Run:
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
-  # Step n reads batch n, counted from 0: no other state of the data is kept.
+  # Step n reads batch n, counted from 0; the data has no other state.
   for position in range(int(run.step), schedule.train_steps):
-    taken, started = position + 1, time.perf_counter()
+    step_number = position + 1
+    started = time.perf_counter()
     if dataset.prepare is not None:
       dataset.prepare(position, run.params)
     batch = meshes.place_batch(dataset.batch(position))
-    run, found = step_fn(run, batch)
-    metrics = {name: float(value) for name, value in found.items()}
-    if wrong := _what_is_wrong(metrics):  # Before its state is written.
-      kept = checkpoints.steps()
-      newest = f'the checkpoint of step {kept[-1]}' if kept else 'no checkpoint'
+    run, step_metrics = step_fn(run, batch)
+    metrics = {name: float(value) for name, value in step_metrics.items()}
+    # Stop before a checkpoint with NaN is written.
+    errors = _errors(metrics)
+    if errors:
+      steps = checkpoints.steps()
+      newest = 'no checkpoint'
+      if steps:
+        newest = f'the checkpoint of step {steps[-1]}'
       raise ValueError(
-        f'training stopped at step {taken}, batch {position}: {wrong}; '
+        f'training stopped at step {step_number}, batch {position}: {errors}; '
         f'{newest} in {checkpoints.folder} is from before it'
       )
     metrics['seconds'] = time.perf_counter() - started
-    report(taken, metrics)
-    if dataset.validation and schedule.is_due(taken, schedule.eval_period):
-      report(taken, validate(evaluate, run.params, dataset))
-    # Last: what is reported of a step is not reported again after it.
-    is_due = schedule.is_due(taken, schedule.checkpoint_period)
+    report(step_number, metrics)
+    if dataset.validation and schedule.is_due(
+      step_number, schedule.eval_period
+    ):
+      report(step_number, validate(evaluate, run.params, dataset))
+    # The checkpoint comes last, so that a resumed run reports no step twice.
+    is_due = schedule.is_due(step_number, schedule.checkpoint_period)
     is_ending = processes.is_ending()
     if is_due or is_ending:
       checkpoints.save(run, is_extra=not is_due)
@@ -318,8 +327,8 @@ def _train_from(
   return run
 
 
-def _what_is_wrong(metrics: Mapping[str, float]) -> str:
-  """Says which metrics of a step cannot be; empty if they all can."""
+def _errors(metrics: Mapping[str, float]) -> str:
+  """Describes the impossible metrics of a step; empty if there are none."""
   checked = {name: metrics[name] for name in ('loss', 'grad_norm')}
   wrong = [f'{k} {x}' for k, x in checked.items() if not math.isfinite(x)]
   if metrics.get('coverage', 0.0) > _MOST_COVERAGE:
@@ -333,20 +342,20 @@ def _what_is_wrong(metrics: Mapping[str, float]) -> str:
 def validate(
   evaluate: Callable, params: ArrayTree, dataset: Dataset
 ) -> dict[str, float]:
-  """Computes nats, accuracy and the loss's own figures over the whole split."""
+  """Computes nats, accuracy and the metrics of the loss over a split."""
   assert dataset.validation is not None
   # In float64: a split has more targets than float32 can count one by one.
   batches = map(meshes.place_batch, dataset.validation())
   sums = (jax.device_get(evaluate(params, batch)) for batch in batches)
-  found = [jax.tree.map(np.float64, each) for each in sums]
+  batch_sums = [jax.tree.map(np.float64, one) for one in sums]
   # A split without rows has zeros.
   zero = jnp.float32(0)
-  nothing = LossSums(loss=zero, nats=zero, num_correct=zero, weight=zero)
-  total = jax.tree.map(lambda *each: sum(each), *(found or [nothing]))
+  zeros = LossSums(loss=zero, nats=zero, num_correct=zero, weight=zero)
+  total = jax.tree.map(lambda *terms: sum(terms), *(batch_sums or [zeros]))
   weight = max(total.weight, 1.0)
   figures = {
-    f'validation_{name}': float(each / max(each_weight, 1.0))
-    for name, (each, each_weight) in total.figures.items()
+    f'validation_{name}': float(value / max(value_weight, 1.0))
+    for name, (value, value_weight) in total.figures.items()
   }
   return {
     'validation_nats': float(total.nats / weight),

@@ -1,7 +1,7 @@
-"""What training minimises: cross entropy, and divergences for distillation.
+"""Losses: cross entropy, and divergences for distillation.
 
-All losses are sums over target tokens, together with the weight that they are
-to be divided by. Sums of parts add up: over microbatches, devices and batches.
+Losses are sums over target tokens, with the weight by which to divide them, so
+that they add up over microbatches, devices and batches.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from specdec_jax.models.t5 import T5, T5Config
 class LossSums:
   """Sums over the target tokens of a batch, float32 scalars."""
 
-  loss: Array  # What is minimised.
+  loss: Array  # The loss to minimise.
   nats: Array  # Negative log-likelihood, without any regulariser.
   num_correct: Array  # Targets that were the likeliest token.
   weight: Array  # Their number, where weights are 0 or 1.
@@ -68,12 +68,12 @@ def cross_entropy(
   nats = log_z - target_logits[..., 0]
   loss = nats
   if label_smoothing:
-    others = logits.shape[-1] - 1
-    on, off = 1.0 - label_smoothing, label_smoothing / others
+    num_others = logits.shape[-1] - 1
+    on, off = 1.0 - label_smoothing, label_smoothing / num_others
     # The weights of all tokens sum to 1, so log_z needs no factor.
     rest = logits.sum(-1) - target_logits[..., 0]
-    # Its own entropy is what a perfect prediction would cost.
-    entropy = -(on * np.log(on) + others * off * np.log(off + 1e-20))
+    # A perfect prediction has the entropy of the smoothed distribution.
+    entropy = -(on * np.log(on) + num_others * off * np.log(off + 1e-20))
     loss = log_z - on * target_logits[..., 0] - off * rest - entropy
   if z_loss:
     loss = loss + z_loss * jnp.square(log_z)
@@ -156,8 +156,8 @@ def divergence(
   Returns float32 `[...]`, 0 where p is q; ValueError for other kinds or betas.
   """
   if kind not in DIVERGENCES:
-    known = ', '.join(DIVERGENCES)
-    raise ValueError(f'{kind!r} is no divergence; there are {known}')
+    names = ', '.join(DIVERGENCES)
+    raise ValueError(f'{kind!r} is no divergence, expected one of {names}')
   if not 0 < beta < 1:
     raise ValueError(f'beta must be between 0 and 1, got {beta}')
   log_p = jax.nn.log_softmax(target_logits.astype(jnp.float32))

@@ -41,7 +41,7 @@ def learning_rate(
     if not 0 < value < float('inf'):
       raise ValueError(f'{name} must be a number greater than 0, got {value}')
   # From s and the steps since warm-up.
-  known: dict[str, Callable[[Array, Array], Array | float]] = {
+  factor_fns: dict[str, Callable[[Array, Array], Array | float]] = {
     'constant': lambda s, since: base_learning_rate,
     'linear_warmup': lambda s, since: jnp.minimum(1.0, s / warmup_steps),
     'linear_decay': lambda s, since: jnp.maximum(
@@ -59,15 +59,15 @@ def learning_rate(
     ),
   }
   names = [name.strip() for name in factors.split('*')]
-  if unknown := [name for name in names if name not in known]:
-    raise ValueError(
-      f'{unknown[0]!r} is no factor of a rate; there are {", ".join(known)}'
-    )
+  unknown = [name for name in names if name not in factor_fns]
+  if unknown:
+    choices = ', '.join(factor_fns)
+    raise ValueError(f'{unknown[0]!r} is no factor, expected one of {choices}')
 
   def schedule(step: Array) -> Array:
     steps = jnp.asarray(step, jnp.float32)
     since_warmup = jnp.maximum(0.0, steps - warmup_steps)
-    rates = (known[name](steps, since_warmup) for name in names)
+    rates = (factor_fns[name](steps, since_warmup) for name in names)
     return jnp.asarray(math.prod(rates, start=jnp.float32(1.0)))
 
   return schedule

@@ -1,4 +1,4 @@
-"""What gin binds to distil a drafter; see `gin_configs/runs/`."""
+"""Functions that gin binds to distil a drafter; see `gin_configs/runs/`."""
 
 import dataclasses
 import functools
@@ -40,11 +40,11 @@ def distillation_loss(
   kind: str = 'forward_kl',
   beta: float = 0.5,
 ) -> LossFn:
-  """Makes a loss: the divergence of drafter and target along a text.
+  """Returns a loss: the divergence of drafter and target along a text.
 
-  DistillSpec (Zhou et al., arXiv 2310.08461) minimises it over the data set's
-  text, the target's or the drafter's own. What it reports as correct is where
-  the two have the same likeliest token.
+  DistillSpec (Zhou et al., arXiv 2310.08461) minimises it over texts of the
+  data set, of the target or of the drafter. Its accuracy is the share of
+  positions where both have the same likeliest token.
 
   The target is a model, as `--model` takes it, in the dtype of the drafter's
   activations; its parameters do not change. `losses.divergence` explains `kind`
@@ -80,12 +80,12 @@ def distillation_loss(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rewriting:
-  """How a model writes targets.
+  """The settings with which a model writes targets.
 
   Attributes:
-    max_new_tokens: of a target; one without an end by then stays without.
-    eos_id: that ends one.
-    vocab_size: ids at or beyond it are padding, and never written.
+    max_new_tokens: the maximum length; longer targets are cut, without EOS.
+    eos_id: the id of EOS.
+    vocab_size: ids from this one on are padding, and never written.
     temperature: 0 is greedy.
     batch_size: rows decoded at once, of inputs of similar lengths.
   """
@@ -106,21 +106,21 @@ def rewrite_targets(
   seed: int = 0,
   report: Callable[[int], None] = lambda num_examples: None,
 ) -> TokenFile:
-  """Gives the same inputs the targets that an encoder-decoder writes.
+  """Replaces targets by those that an encoder-decoder writes for the inputs.
 
-  A drafter that learns from them with plain cross entropy is one of
-  sequence-level distillation (Kim and Rush, arXiv 1606.07947). Example i
-  depends on the seed and on i, not on its batch. `report` is told the size of
-  every batch. ValueError if there are no inputs or no encoder, or NaN logits.
+  To train a drafter on them with cross entropy is sequence-level distillation
+  (Kim and Rush, arXiv 1606.07947). Example i depends on the seed and on i, not
+  on its batch. `report` is called with the size of every batch. Raises
+  ValueError without inputs or an encoder, or for NaN logits.
   """
   if tokens.inputs is None:
     raise ValueError('these examples have no inputs to decode')
   if not families.has_encoder(config):
-    raise ValueError('this model has no encoder: specdec data write is for it')
+    raise ValueError('this model has no encoder: use specdec data write')
   batch_size = rewriting.batch_size
   generate = _generate_fn(config, rewriting)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-  # Inputs of like lengths share a batch, so that little of it is padding.
+  # Inputs of similar lengths share a batch, to save padding.
   order = np.argsort(tokens.inputs.lengths, kind='stable')
   written: dict[int, np.ndarray] = {}
   for first in range(0, len(tokens), batch_size):
@@ -148,7 +148,7 @@ def rewrite_targets(
 
 @functools.lru_cache(maxsize=8)
 def _generate_fn(config: T5Config, rewriting: Rewriting) -> Callable:
-  """Makes plain decoding, compiled once for all texts."""
+  """Returns plain decoding, compiled once for all texts."""
   generate = functools.partial(
     autoregressive.generate,
     method=Method(
@@ -175,13 +175,13 @@ def drafter_texts(
   temperature: float = 1.0,
   seed: int = 0,
 ) -> Dataset:
-  """Makes batches of text that the drafter itself wrote a short while ago.
+  """Returns batches of text that the drafter itself wrote recently.
 
-  DistillSpec draws new text at every step; here the drafter writes
-  `num_examples` targets every `refresh_period` steps, in large batches, and
-  they are read meanwhile. Inputs are the next of those of `tokens`, shuffled: a
-  folder that `specdec data prepare` wrote, or several with one vocabulary. Each
-  text is kept in the run's `folder`, and read again if the run is resumed.
+  DistillSpec samples new text at every step; here the drafter writes
+  `num_examples` targets every `refresh_period` steps, in large batches. The
+  inputs are taken in turn from `tokens`, shuffled: one or several folders of
+  `specdec data prepare` with one vocabulary. Texts are stored in the run's
+  `folder`, and read again if the run is resumed.
   """
   names = [tokens] if isinstance(tokens, str) else tokens
   folders = [user_path(name) for name in names]
@@ -189,10 +189,10 @@ def drafter_texts(
   inputs = token_files.concatenate(files)
   how = rewriting(folders[0], lengths['targets'], temperature)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
-  digest = agreement.of_arrays([*map(vars, inputs.sides.values())])
+  digest = agreement.of_arrays([*map(vars, inputs.features.values())])
   settings = repr((digest, how, num_examples, refresh_period, seed))
   mark = agreement.of_settings({'': settings})[:8]
-  current: dict[int, Dataset] = {}  # The one text that is read now.
+  current: dict[int, Dataset] = {}  # The data set of the current text.
 
   def prepare(position: int, params: ArrayTree) -> None:
     text = position // refresh_period
@@ -219,14 +219,15 @@ def drafter_texts(
     batch=lambda position: current[position // refresh_period].batch(position),
     prepare=prepare,
     vocabulary=token_files.find_vocabulary(folders),
-    contents=[vars(side) for side in inputs.sides.values()],
+    contents=[vars(texts) for texts in inputs.features.values()],
   )
 
 
 def rewriting(
   folder: Path, length: int, temperature: float, batch_size: int = 64
 ) -> Rewriting:
-  """Makes the settings of targets, up to `length`, for a folder's tokens."""
+  """Returns the settings for targets of up to `length` tokens, with the
+  vocabulary of a folder of token files."""
   vocabulary = token_files.load_description(folder).at('vocabulary')
   return Rewriting(
     max_new_tokens=length,
@@ -238,7 +239,7 @@ def rewriting(
 
 
 def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, ArrayTree]:
-  """Reads sizes and parameters of a T5; raises ValueError for another model."""
+  """Reads config and parameters of a T5; ValueError for another model."""
   config, params = loading.read(loading.locate(name), dtype=jnp.dtype(dtype))
   if not isinstance(config, T5Config):
     raise ValueError(f'{name} is not a T5')

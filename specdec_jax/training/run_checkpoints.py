@@ -1,4 +1,4 @@
-"""Checkpoints of a run: everything that it needs to go on as if unbroken."""
+"""Checkpoints of a run: the full state that it needs to resume exactly."""
 
 import contextlib
 import dataclasses
@@ -43,9 +43,14 @@ _NUM_LANES = 2
 
 @base.value
 class Run:
-  """What a checkpoint holds: the number of steps taken, an int32 scalar, the
-  parameters, a float32 tree, the optimiser's state, and the key of the whole
-  run. A step reads the batch of its number."""
+  """The state of a run, as in a checkpoint.
+
+  Attributes:
+    step: the number of steps so far, int32; it is also the next batch's number.
+    params: float32 parameters.
+    opt_state: the optimiser's state.
+    rng_key: the key from which all steps derive theirs.
+  """
 
   step: Array
   params: ArrayTree
@@ -54,8 +59,8 @@ class Run:
 
 
 def partition(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-  """Partitions parameters into those that are trained and integers, such as the
-  ids of a draft vocabulary. Each tree has None for what is in the other."""
+  """Splits parameters into trained ones and integers, such as the ids of a
+  draft vocabulary. Each tree has None in place of the other's leaves."""
   # {'kernel': floats, 'target_ids': ints} becomes {'kernel': floats,
   # 'target_ids': None} and {'kernel': None, 'target_ids': ints}.
   is_trained = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
@@ -75,31 +80,35 @@ def combine(trained: ArrayTree, fixed: ArrayTree) -> ArrayTree:
 
 
 def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
-  """Places a run over the mesh that is set, if any: parameters and what the
-  optimiser has of their shapes as `sharding.rules` says, the rest whole."""
+  """Shards a run over the current mesh, if any: parameters, and optimiser state
+  of the same shapes, by `sharding.rules`; the rest is replicated."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return run
   shardings = meshes.parameter_shardings(mesh, run.params)
   # A tree of shardings has the structure of the run.
-  whole: ArrayTree = NamedSharding(mesh, PartitionSpec())
+  replicated: ArrayTree = NamedSharding(mesh, PartitionSpec())
   trained, _ = partition(run.params)
   # Adafactor's factored moments have other shapes than their parameter.
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
-    lambda x, param, sharding: sharding if x.shape == param.shape else whole,
+    lambda x, param, sharding: (
+      sharding if x.shape == param.shape else replicated
+    ),
     run.opt_state,
     trained,
     meshes.parameter_shardings(mesh, trained),
-    transform_non_params=lambda x: whole,
+    transform_non_params=lambda x: replicated,
   )
-  places = Run(step=whole, params=shardings, opt_state=opt_state, rng_key=whole)
-  return jax.device_put(run, places)
+  run_shardings = Run(
+    step=replicated, params=shardings, opt_state=opt_state, rng_key=replicated
+  )
+  return jax.device_put(run, run_shardings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-  """The checkpoints of a run's folder; `open_run` makes one."""
+  """The checkpoints in a run's folder; see `open_run`."""
 
   folder: Path
   manager: 'CheckpointManager'
@@ -110,14 +119,14 @@ class Checkpoints:
     return sorted(self.manager.all_steps())
 
   def regular_steps(self) -> list[int]:
-    """Lists those of `steps` that a run has which is never stopped."""
+    """Lists the steps without that of an extra checkpoint."""
     extra = self._extra_step()
     return [step for step in self.steps() if step != extra]
 
   def save(self, run: Run, *, is_extra: bool = False) -> None:
-    """Writes a checkpoint of the run's step, complete or not at all; OSError if
-    the disk is full, with earlier checkpoints untouched. One that `is_extra`,
-    of a run that is stopped between two, is deleted after the next."""
+    """Writes a checkpoint of the run's step, atomically; OSError if the disk is
+    full, in which case earlier checkpoints are unchanged. An extra one, of a
+    run that is stopped between two regular ones, is deleted after the next."""
     ocp = orbax.import_orbax()
     step = int(run.step)
     processes.ask_first(lambda: self._note_extra(step, is_extra))
@@ -132,10 +141,11 @@ class Checkpoints:
   def prune(self) -> None:
     """Deletes all but the newest `keep` regular checkpoints, and an extra one
     that is not the newest of all."""
-    steps, regular = self.steps(), self.regular_steps()
-    kept = {*regular[-self.keep :], *steps[-1:]}
+    steps = self.steps()
+    regular = self.regular_steps()
+    retained = {*regular[-self.keep :], *steps[-1:]}
     for step in steps:
-      if step not in kept:
+      if step not in retained:
         self.manager.delete(step)
 
   def _note_extra(self, step: int, is_extra: bool) -> None:
@@ -148,14 +158,15 @@ class Checkpoints:
   def _extra_step(self) -> int:
     """Reads the step of the extra checkpoint, the same in all processes; -1
     without one."""
-    path, step = self.folder / _EXTRA, -1
+    path = self.folder / _EXTRA
+    step = -1
     if processes.is_first() and path.is_file():
       step = int(path.read_text(encoding='utf-8'))
     return processes.number_of_first(step)
 
   def restore(self, like: Run, step: int) -> Run:
-    """Reads a checkpoint, laid out as `like`; ValueError if it is another's, or
-    its arrays are not those that were written."""
+    """Reads a checkpoint, with the shapes and shardings of `like`; ValueError
+    if it is of another run, or its arrays do not have the stored digest."""
     expected = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       _as_tree(like),
@@ -163,7 +174,7 @@ class Checkpoints:
     folder = self._folder(step)
     try:
       stored = orbax.open_tree(folder / 'default')
-      # Earlier versions wrote none.
+      # Earlier versions wrote no digest.
       has_digest = 'digest' in stored
       if has_digest:
         sharding = expected['step'].sharding
@@ -178,7 +189,7 @@ class Checkpoints:
     except ValueError as error:
       cause = error.__cause__
       if isinstance(cause, PermissionError | ConnectionError):
-        raise cause from None  # It says nothing of the checkpoint.
+        raise cause from None  # The checkpoint itself may be intact.
       raise ValueError(
         f'{self.folder}: the checkpoint of step {step} is of another '
         f'configuration or optimiser, or is damaged: {error}'
@@ -186,10 +197,10 @@ class Checkpoints:
     return Run(**tree | {'rng_key': jax.random.wrap_key_data(tree['rng_key'])})
 
   def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
-    """Reads the newest checkpoint that can be read; None if there is none.
+    """Reads the newest readable checkpoint; None if there are no checkpoints.
 
-    Newer ones are then damaged, and are moved out of the way, so that the run
-    can write those steps again; `say` is told of each. ValueError if there are
+    Newer ones, which are damaged, are renamed, so that the run can write those
+    steps again; `say` is called for each. Raises ValueError if there are
     checkpoints and none of them can be read.
     """
     unread: list[tuple[int, ValueError]] = []
@@ -199,7 +210,7 @@ class Checkpoints:
         run = self.restore(like, step)
       except ValueError as raised:
         error = raised
-      # If one process cannot read it, none does: all go on from one step.
+      # All processes resume from the same step, which each of them can read.
       if _is_everywhere(run is not None):
         break
       unread.append((step, error))
@@ -208,13 +219,13 @@ class Checkpoints:
         raise unread[0][1]
       return None
     for newer, error in unread:
-      aside = self.folder / f'damaged_checkpoint_{newer}'
+      renamed = self.folder / f'damaged_checkpoint_{newer}'
       if processes.is_first():
-        remove_tree(aside)
-        self._folder(newer).rename(aside)
+        remove_tree(renamed)
+        self._folder(newer).rename(renamed)
       say(
         f'{self.folder}: the checkpoint of step {newer} cannot be read and is '
-        f'now {aside.name}; training goes back to step {step} '
+        f'now {renamed.name}; training goes back to step {step} '
         f'({error.__cause__ or error})'
       )
     # All processes wait for the first to move them before they list the steps.
@@ -228,8 +239,8 @@ class Checkpoints:
   def tell_changes(
     self, settings: Mapping[str, str], say: Callable[[str], None]
   ) -> None:
-    """Says which settings, by name, are not those that the run had before, if
-    it has begun, and writes them down."""
+    """Reports the settings that changed since the run was started, if any, and
+    stores the current ones."""
     path = self.folder / _SETTINGS
     changes = ''
     if self.steps() and path.is_file():
@@ -237,44 +248,44 @@ class Checkpoints:
       changes = agreement.differences(before, settings, '{} was {}, now {}')
     if changes:
       say(
-        f'{self.folder}: the run goes on with other settings, and its next '
-        f'steps are not those it would have taken: {changes}'
+        f'{self.folder}: the run resumes with other settings, so that its '
+        f'next steps differ from those with the earlier ones: {changes}'
       )
     text = json.dumps(dict(settings), indent=2) + '\n'
     replacing.write_text(path, text)
 
 
 def digest(tree: ArrayTree) -> Array:
-  """Digests the bits of arrays and their order in a tree; uint32, `[2]`. It is
-  the same on every mesh: all processes compute it, each of its own slices."""
+  """Computes a digest of the bits and the order of a tree's arrays, uint32
+  `[2]`; it does not depend on how they are sharded."""
   return _digest(jax.tree.leaves(tree))
 
 
 @jax.jit
 def _digest(leaves: list[Array]) -> Array:
-  # A sum of hashes, one per element, of its bits and its place: sums modulo
-  # 2**32 do not depend on their order, and an element that changes changes its
-  # hash, as `_mixed` is a bijection.
+  # The sum of a hash of every element's bits and position: sums modulo 2**32 do
+  # not depend on the order, and a changed element has another hash, as `_mixed`
+  # is a bijection.
   lanes = [jnp.uint32(0)] * _NUM_LANES
   for number, leaf in enumerate(leaves):
     bits = _bits(leaf)
-    place = jnp.full(bits.shape, number * 0x9E3779B9 % 2**32, jnp.uint32)
+    position = jnp.full(bits.shape, number * 0x9E3779B9 % 2**32, jnp.uint32)
     stride = 1
     for axis in reversed(range(bits.ndim)):
       index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-      place += index * jnp.uint32(stride % 2**32)
+      position += index * jnp.uint32(stride % 2**32)
       stride *= bits.shape[axis]
     for lane in range(_NUM_LANES):
-      salted = _mixed(place + jnp.uint32(lane * 0x7F4A7C15))
+      salted = _mixed(position + jnp.uint32(lane * 0x7F4A7C15))
       hashes = _mixed(bits ^ salted)
       lanes[lane] += hashes.sum(dtype=jnp.uint32)
   return jnp.stack(lanes)
 
 
 def _bits(array: Array) -> Array:
-  """Returns an array's bits as uint32; of 8 bytes as two, on a new axis."""
+  """Returns an array's bits as uint32; 8 bytes become two, on a new axis."""
   if jnp.issubdtype(array.dtype, jnp.floating):
-    # tensorstore may take a chunk of -0.0 for one of zeros, and not store it.
+    # tensorstore may omit a chunk of -0.0, which is then read as 0.0.
     array = jnp.where(array == 0, jnp.zeros_like(array), array)
   if array.dtype == bool:
     return array.astype(jnp.uint32)
@@ -292,7 +303,7 @@ def _mixed(x: Array) -> Array:
 
 
 def _is_everywhere(flag: bool) -> bool:
-  """Tells whether it is true in all processes, which wait for each other."""
+  """Tells whether a flag is true in all processes; they wait for each other."""
   return bool(multihost_utils.process_allgather(np.asarray(flag)).all())
 
 
@@ -304,14 +315,14 @@ def open_run(
   vocabulary: Path | None = None,
   keep: int = 3,
 ) -> Iterator[Checkpoints]:
-  """Opens the checkpoints of a new run, or of one that goes on.
+  """Opens the checkpoints of a new run, or of one to resume, exclusively.
 
-  Nobody else can open the run meanwhile. The folder is made if need be; its
-  `model.json` says what network is trained, and its `vocabulary.sha256` with
-  what SentencePiece model, if known. The newest `keep` checkpoints are kept.
+  Creates the folder if needed. Its `model.json` states the network, and its
+  `vocabulary.sha256` the SentencePiece model, if there is one. The newest
+  `keep` checkpoints are kept.
 
-  Raises ValueError if the folder is of another network or another vocabulary,
-  is open already, or as `orbax.text_of`; ImportError without orbax-checkpoint.
+  Raises ValueError if the folder has another network or vocabulary, is open
+  already, or as `orbax.text_of`; ImportError without orbax-checkpoint.
   """
   ocp = orbax.import_orbax()
   folder = user_path(model_dir).absolute()
@@ -319,13 +330,13 @@ def open_run(
   folder.mkdir(parents=True, exist_ok=True)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=None,  # See `Checkpoints.prune`.
-    # Who meets a full disk hears of it at that step.
+    # A full disk is reported at the step whose checkpoint does not fit.
     enable_async_checkpointing=False,
     cleanup_tmp_directories=True,
   )
   with contextlib.ExitStack() as stack:
-    # The first process checks for all: its refusal ends the others too, which
-    # would wait for it at the next collective.
+    # The first process checks for all, and its error ends the others, too,
+    # which would otherwise wait for it at the next collective.
     lock = one_writer(folder / '.lock', folder)
     processes.ask_first(lambda: stack.enter_context(lock))
     processes.ask_first(lambda: _check_network(folder, config))
@@ -334,12 +345,12 @@ def open_run(
     manager = stack.enter_context(opened)
     checkpoints = Checkpoints(folder, manager, keep)
     yield checkpoints
-    # A kill between writing one and deleting another leaves one too many.
+    # A run killed before it deleted the oldest checkpoint has one too many.
     checkpoints.prune()
 
 
 def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:
-  """Writes the network's sizes, or compares them but for rate and dtype."""
+  """Writes the network's config, or compares it, but for dropout and dtype."""
   if not (folder / model_file.NAME).exists():
     model_file.write(folder, config)
     return
@@ -377,7 +388,7 @@ def average(checkpoints: Checkpoints, like: Run, *, last: int) -> ArrayTree:
   """Averages the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.regular_steps()[-last:]
-  # One after another: two trees of parameters are in memory, not `last`.
+  # One at a time, so that only two trees of parameters are in memory.
   restored = (checkpoints.restore(like, step).params for step in steps)
   add = functools.partial(jax.tree.map, operator.add)
   total = functools.reduce(add, restored)

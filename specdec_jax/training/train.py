@@ -56,27 +56,28 @@ def train(
   settings: Callable[[], Mapping[str, str]] = dict,
   on_begin: Callable[[], None] = lambda: None,
 ) -> int:
-  """Trains, or goes on, until the schedule's end, and writes the model; returns
-  the exit status: 75 if several processes were asked to end, and did at a
-  checkpoint, else 0.
+  """Trains a new or resumed run to the end of its schedule, and writes the
+  model. Returns the exit status: 75 if several processes were asked to end and
+  stopped at a checkpoint, else 0.
 
   Args:
     model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
-      and, in the end, `model/`, which `--model` and `specdec infer` take.
-    loss: from the config to what is minimised, such as `@eagle.eagle_loss`.
-    dtype: 'float32' or 'bfloat16', of activations; all else is float32.
-    num_microbatches: parts that a batch is computed in, for less memory.
-    num_partitions: devices that share one copy of the model.
-    model_parallel_submesh: the same as a box of a TPU slice.
-    initial_checkpoint_path: a model that a new run begins from.
-    initial_params: from the config and a key to where a new run begins, such as
-      `@eagle_start.eagle_params`, unless a path is given; None draws a T5.
-    vocabulary: the SentencePiece model, to be put beside the weights; None
-      takes the one that the data set brings.
-    seed: of the first parameters and of dropout.
-    settings: what the steps depend on, by name, besides the data: a run that
-      goes on with others says so.
-    on_begin: called at once, when all arguments have been made.
+      and, at the end, `model/`, for `--model` and `specdec infer`.
+    loss: `(config)` to the loss function, such as `@eagle.eagle_loss`.
+    dtype: of activations, 'float32' or 'bfloat16'; all else is float32.
+    num_microbatches: parts in which a batch is computed, to save memory.
+    num_partitions: the number of devices that share one copy of the model.
+    model_parallel_submesh: the same, as a box of a TPU slice.
+    initial_checkpoint_path: the model that a new run starts from.
+    initial_params: `(config, key)` to the parameters of a new run, such as
+      `@eagle_start.eagle_params`; ignored with a path. By default random ones
+      of a T5.
+    vocabulary: the SentencePiece model to write next to the weights; by default
+      that of the data set.
+    seed: of the initial parameters and of dropout.
+    settings: returns, by name, the settings besides the data that affect the
+      steps; a run that resumes with others says so.
+    on_begin: called first, when gin has constructed all arguments.
 
   Raises ValueError if the arguments contradict each other or the folder's run,
   or the loss is NaN or infinite.
@@ -84,25 +85,25 @@ def train(
   on_begin()
   if not 0 <= seed < 2**32:
     raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
-  config = _computed_in(config, dtype, dropout_rate)
-  words = _read_vocabulary(vocabulary, dataset, config)
+  config = _with_dtype(config, dtype, dropout_rate)
+  model_vocabulary = _read_vocabulary(vocabulary, dataset, config)
   if vocabulary is not None:
     dataset = dataset._replace(vocabulary=user_path(vocabulary))
   data_digest = {'digest of the data': agreement.of_arrays(dataset.contents)}
   _check_processes(data_digest, initial_checkpoint_path)
   # Weights are read, trained and written in float32, whatever the dtype.
-  in_float32 = _computed_in(config, 'float32', 0.0)
+  float32_config = _with_dtype(config, 'float32', 0.0)
   folder = user_path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
     _reporting(folder, schedule) as reporting,
   ):
-    first = None
+    params_at_start = None
     if initial_checkpoint_path is not None:
-      found = loading.locate(initial_checkpoint_path)
-      first = formats.read_whole_params(found, in_float32)
+      path = loading.locate(initial_checkpoint_path)
+      params_at_start = formats.read_whole_params(path, float32_config)
     elif initial_params is not None:
-      first = initial_params(config, jax.random.key(seed))
+      params_at_start = initial_params(config, jax.random.key(seed))
     params = loop.train(
       config=config,
       dataset=dataset,
@@ -112,7 +113,7 @@ def train(
       schedule=schedule,
       num_microbatches=num_microbatches,
       seed=seed,
-      initial_params=first,
+      initial_params=params_at_start,
       settings={**settings(), **data_digest},
       report=reporting.report,
       say=reporting.say,
@@ -120,7 +121,7 @@ def train(
     if params is None:
       reporting.write_mean()
       return failures.EXIT_TRY_AGAIN
-  _write(folder / 'model', in_float32, params, words)
+  _write(folder / 'model', float32_config, params, model_vocabulary)
   return 0
 
 
@@ -128,35 +129,35 @@ def _write(
   folder: Path,
   config: T5Config | DrafterConfig,
   params: ArrayTree,
-  words: AnyVocabulary | None,
+  vocabulary: AnyVocabulary | None,
 ) -> None:
   """Writes the model, and its vocabulary if it has one."""
   new = replacing.new_folder(folder, overwrite=True)
-  with processes.entered_by_first(new) as begun:
-    if words is not None and processes.is_first():
-      vocabulary_files.write(begun, words)
-    orbax.save(begun, config, params)
+  with processes.entered_by_first(new) as partial:
+    if vocabulary is not None and processes.is_first():
+      vocabulary_files.write(partial, vocabulary)
+    orbax.save(partial, config, params)
   if processes.is_first():
     progress.show(f'the model is in {folder}')
 
 
-def _computed_in(
+def _with_dtype(
   config: T5Config | DrafterConfig, dtype: str, dropout_rate: float
 ) -> T5Config | DrafterConfig:
-  """Returns the sizes with a dtype and, if it has one, a rate of dropout."""
+  """Returns the config with a dtype and, if it has one, a dropout rate."""
   if dtype not in presets.DTYPES:
-    known = ' or '.join(presets.DTYPES)
-    raise ValueError(f'dtype is {dtype!r}, expected {known}')
-  changed: dict[str, Any] = {'dtype': jnp.dtype(dtype)}
+    names = ' or '.join(presets.DTYPES)
+    raise ValueError(f'dtype is {dtype!r}, expected {names}')
+  fields: dict[str, Any] = {'dtype': jnp.dtype(dtype)}
   if hasattr(config, 'dropout_rate'):
     losses.check_share('dropout_rate', dropout_rate)
-    changed['dropout_rate'] = dropout_rate
+    fields['dropout_rate'] = dropout_rate
   elif dropout_rate:
     raise ValueError(
       f'dropout_rate is {dropout_rate}, and a {families.of(config).name} '
-      'drops out nothing'
+      'has no dropout'
     )
-  return dataclasses.replace(config, **changed)
+  return dataclasses.replace(config, **fields)
 
 
 def _check_processes(
@@ -165,39 +166,39 @@ def _check_processes(
   """Raises ValueError unless all processes have the same data and weights."""
   if jax.process_count() == 1:
     return
-  found = dict(data_digest)
+  digests = dict(data_digest)
   if checkpoint is not None:
     parts = formats.parts(loading.locate(checkpoint))
-    found['digest of the first weights'] = agreement.of_files(parts)
-  agreement.check_everywhere(found)
+    digests['digest of the first weights'] = agreement.of_files(parts)
+  agreement.check_everywhere(digests)
 
 
 def _read_vocabulary(
   path: str | None, dataset: Dataset, config: T5Config | DrafterConfig
 ) -> AnyVocabulary | None:
-  """Reads what is put beside the weights; None for a drafter without any."""
+  """Reads the vocabulary of the model; None for a drafter without one."""
   if not families.of(config).has_vocabulary:
     if path is not None:
-      raise ValueError('heads have no vocabulary of their own: give none')
+      raise ValueError('heads have no vocabulary: leave vocabulary out')
     return None
-  found = dataset.vocabulary if path is None else user_path(path)
-  if found is None and families.only_drafts(config):
+  model_path = dataset.vocabulary if path is None else user_path(path)
+  if model_path is None and families.only_drafts(config):
     return None
-  if found is None:
+  if model_path is None:
     raise ValueError(
-      'the data comes without a vocabulary, and a model cannot be read '
-      'without one: name the SentencePiece model, '
+      'the data comes without a vocabulary, which a model needs: pass the '
+      'SentencePiece model, '
       '--gin.VOCABULARY=\'"FILE"\', or prepare the token files again'
     )
-  words = vocabulary_files.read(found, extra_ids=dataset.extra_ids)
-  loading.check_vocabulary(found, words, config)
-  return words
+  vocabulary = vocabulary_files.read(model_path, extra_ids=dataset.extra_ids)
+  loading.check_vocabulary(model_path, vocabulary, config)
+  return vocabulary
 
 
 def _mesh(
   num_partitions: int | None, submesh: Sequence[int] | None
 ) -> AbstractContextManager:
-  """Makes the mesh of all devices; none for a single one."""
+  """Sets the mesh of all devices; none for a single one."""
   if jax.device_count() == 1 and num_partitions is None and submesh is None:
     return contextlib.nullcontext()
   return jax.set_mesh(
@@ -206,8 +207,8 @@ def _mesh(
 
 
 class _Reporting(NamedTuple):
-  """What reports metrics, as means over steps; prints sentences; and writes the
-  mean of the steps so far, if any, of a run that is stopped."""
+  """Functions that report metrics, as means over steps; that print sentences;
+  and that write the mean of the steps so far, when a run is stopped."""
 
   report: loop.Report
   say: Callable[[str], None]
@@ -216,8 +217,8 @@ class _Reporting(NamedTuple):
 
 @contextlib.contextmanager
 def _reporting(folder: Path, schedule: loop.Schedule) -> Iterator[_Reporting]:
-  # A mean ends at a checkpoint too: a run that goes on from there writes the
-  # lines of one that was not killed. Of several processes the first does all.
+  # A mean also ends at a checkpoint, so that a resumed run writes the same
+  # lines as an uninterrupted one. Of several processes only the first reports.
   with contextlib.ExitStack() as stack:
     bar: progress.Bar | None = None
     write: loop.Report | None = None
@@ -244,11 +245,11 @@ def _reporting(folder: Path, schedule: loop.Schedule) -> Iterator[_Reporting]:
       last_step = step
       if bar is None:
         compiling.close()
-        begun = progress.bar(
+        new_bar = progress.bar(
           'training', schedule.train_steps, is_shown=processes.is_first()
         )
-        bar = stack.enter_context(begun)
-        bar.advance(step - 1)  # The first report says where the run starts.
+        bar = stack.enter_context(new_bar)
+        bar.advance(step - 1)  # The steps before a resumed run.
         if processes.is_first():
           log = metrics_log.open_log(folder, step=step - 1)
           write = stack.enter_context(log)
@@ -284,11 +285,12 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
   # Steps of more targets count for more, as in the loss of one large batch.
   weight = sum(row['weight'] for row in rows)
   seconds = sum(row['seconds'] for row in rows)
-  first = ('loss', 'nats', 'accuracy')
-  own = sorted(rows[0].keys() - {*first, 'grad_norm', 'weight', 'seconds'})
+  common = ('loss', 'nats', 'accuracy')
+  # The metrics of this loss.
+  extra = sorted(rows[0].keys() - {*common, 'grad_norm', 'weight', 'seconds'})
   per_target = {
     name: sum(row[name] * row['weight'] for row in rows) / max(weight, 1.0)
-    for name in (*first, *own)
+    for name in (*common, *extra)
   }
   return {
     **per_target,

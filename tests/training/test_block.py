@@ -290,7 +290,7 @@ def test_it_learns_a_text_by_heart(tmp_path):
   config = block_start.block_config(
     target=path, num_layers=1, block_size=3, draft_vocab_size=V, markov_rank=4
   )
-  params = block_start.begun(
+  params = block_start.initial_params(
     config, jax.random.key(0), T5, target_params, jnp.arange(V)
   )
   batch = batch_of(T5)

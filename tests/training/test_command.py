@@ -127,8 +127,8 @@ def test_a_run_that_goes_on_with_other_settings_says_so(folder, capsys):
   assert train(folder, name, steps=4, bindings=changed) == 0
   said = capsys.readouterr().out
   assert (
-    f'{folder / name}: the run goes on with other settings, and its next steps '
-    'are not those it would have taken: BATCH_SIZE was 8, now 4; '
+    f'{folder / name}: the run resumes with other settings, so that its next '
+    'steps differ from those with the earlier ones: BATCH_SIZE was 8, now 4; '
     'LEARNING_RATE was 0.02, now 0.5'
   ) in said
   changed.append('--gin.SEED=7')
@@ -375,9 +375,9 @@ def test_bad_input_is_one_sentence(folder, capsys):
   shutil.copytree(folder / 'tokens', folder / 'bare')
   (folder / 'bare/spiece.model').unlink()
   bare = complaint(f'--gin.TOKENS="{folder / "bare"}"', name='new')
-  assert 'without a vocabulary, and a model cannot be read without' in bare
+  assert 'without a vocabulary, which a model needs' in bare
   assert 'not one full batch' in complaint('--gin.BATCH_SIZE=1000', name='new')
-  assert 'not among the 3' in complaint(
+  assert 'average_last 4 exceeds keep 3' in complaint(
     '--gin.loop.Schedule.average_last=4', name='new'
   )
   assert (

@@ -100,7 +100,7 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   (folders[0] / 'train.npz').unlink()
   with pytest.raises(ValueError, match='there is no'):
     datasets.from_token_files(names[:1], **settings)
-  with pytest.raises(ValueError, match='no token file is given'):
+  with pytest.raises(ValueError, match='there are no token files'):
     datasets.from_token_files([], **settings)
 
 
@@ -144,7 +144,7 @@ def test_tokens_that_a_task_gives_are_refused(monkeypatch):
   example = tasks.Example(inputs='a b', targets='c', input_ids=(7, 1))
   task = tasks.Task(name='spans', read=lambda: iter([example]))
   monkeypatch.setattr(tasks, 'find', lambda *args, **options: task)
-  with pytest.raises(ValueError, match='spans gives tokens'):
+  with pytest.raises(ValueError, match='spans has tokens'):
     datasets.from_task(
       'spans', vocabulary=str(MODEL), batch_size=2, lengths={'targets': 8}
     )

@@ -328,7 +328,7 @@ def test_a_network_begins_near_its_target(texts):
   scale = signs * jnp.linspace(0.3, 3.0, config.embed_dim)
   found, read = loading.read(loading.locate(target))
   read['layers_2']['pre_self_attention_layer_norm']['scale'] = scale
-  params = eagle_start.begun(
+  params = eagle_start.initial_params(
     config, jax.random.key(0), found, read, target_ids=jnp.arange(64)
   )
   features = jax.random.normal(jax.random.key(1), (1, 9, 2, config.embed_dim))

@@ -110,8 +110,8 @@ def test_a_finished_run_takes_no_more_steps_and_says_so(tmp_path, unbroken):
   losses, params = train(tmp_path, steps=10, say=said.append)
   assert not losses
   assert said == [
-    f'{tmp_path}: 10 steps have been taken already and 10 are asked for, so '
-    'nothing is left to train'
+    f'{tmp_path}: the run has 10 steps and train_steps is 10, so nothing is '
+    'left to train'
   ]
   jax.tree.map(np.testing.assert_array_equal, params, unbroken[1])
 
@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
   assert list(losses) == [7, 8, 9, 10]
   jax.tree.map(np.testing.assert_array_equal, params, unbroken[1])
   assert 'of step 9 cannot be read and is now damaged_checkpoint_9' in said[0]
-  assert said[1] == f'{tmp_path}: training goes on after step 6'
+  assert said[1] == f'{tmp_path}: training resumes after step 6'
   assert (tmp_path / 'damaged_checkpoint_9').is_dir()
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
     assert checkpoints.steps() == [6, 9, 10]
@@ -268,7 +268,7 @@ def test_a_stopped_run_goes_on_as_if_unbroken(tmp_path, unbroken, monkeypatch):
   assert params is None
   assert list(losses) == list(range(1, 9))
   assert said == [
-    'this job was asked to end (SIGTERM): the same command goes on after step '
+    'this job was asked to end (SIGTERM): the same command resumes after step '
     '8, of which there is a checkpoint'
   ]
   with run_checkpoints.open_run(whole[1], CONFIG, keep=2) as checkpoints:

@@ -206,7 +206,7 @@ def test_tables_and_prefixes(model, tmp_path, capfd):
     ('a.txt', '', 'a.txt holds no example'),
     ('a.txt', b'\xff\n', 'is not UTF-8 text'),
     ('a.jsonl', '{"text": "\\ud800"}\n', 'line 1 is not valid Unicode'),
-    ('a.md', 'text', 'should end in one of .jsonl, .tsv, .txt'),
+    ('a.md', 'text', r'neither a text file \(.jsonl, .tsv, .txt\)'),
   ],
 )
 def test_malformed_text(model, tmp_path, capfd, name, text, reason):

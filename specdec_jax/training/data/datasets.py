@@ -1,4 +1,4 @@
-"""Where batches come from, as functions of their position."""
+"""Data sets: batches as functions of their position."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,20 +18,20 @@ from specdec_jax.training.data.training_batches import Group, Rows
 class Dataset(NamedTuple):
   """Training and validation examples.
 
-  Every process has all rows of a batch; `mesh.place_batch` keeps those of the
-  process's own devices. What a batch holds therefore depends on its position
-  alone, not on the mesh or the number of processes.
+  Every process has all rows of a batch, of which `mesh.place_batch` places
+  those of the process's devices. The contents of a batch therefore depend only
+  on its position, not on the mesh or the number of processes.
 
   Attributes:
     batch: `position -> batch`; the position is the stream's only state.
     validation: each example once.
     prepare: `(position, params)`, called before the batch at a position is
-      read, for text that depends on what has been learned so far. It must do
-      the same whether or not the run was interrupted in between.
-    num_ids: the network's vocabulary must have as many, if known.
+      read, for text that depends on the current parameters. It must do the same
+      whether or not the run was interrupted in between.
+    num_ids: the least size of the network's vocabulary, if known.
     vocabulary: the SentencePiece model of its ids, if known.
     extra_ids: the number of sentinels after that model's pieces.
-    contents: a tree of the arrays that all else is made of.
+    contents: a tree of the data set's arrays, for a digest.
   """
 
   batch: Callable[[int], Rows]
@@ -57,16 +57,16 @@ def from_token_files(
   """Makes packed batches of `train.npz` and `validation.npz` in a folder.
 
   Args:
-    folder: what `specdec data prepare` wrote; or several such folders, whose
-      examples are mixed in proportion to their numbers.
+    folder: a folder of `specdec data prepare`; or several, whose examples are
+      mixed in proportion to their numbers.
     batch_size: rows of a batch, over all devices.
     lengths: columns of the encoder's and the decoder's rows, as `inputs` and
       `targets`; the first is ignored where examples have no inputs.
     seed: of the packing and of every epoch's order.
-    vocabulary: the SentencePiece model of the files; None for the one beside.
-    max_examples_per_row: 1 packs nothing; None sets no limit.
-    max_examples: trains on the first so many of every folder; None on all.
-    max_validation_rows: validates on the first so many rows; None on all.
+    vocabulary: the SentencePiece model of the files; by default the folder's.
+    max_examples_per_row: 1 disables packing; None sets no limit.
+    max_examples: trains on the first ones of every folder; None for all.
+    max_validation_rows: validates on the first rows; None for all.
 
   Raises ValueError if there are no such files, they were made with another
   vocabulary, an example is too long, only some folders have inputs, or there
@@ -78,7 +78,7 @@ def from_token_files(
     model = user_path(vocabulary).read_bytes()
     for path in folders:
       token_files.check_vocabulary(path, model)
-  found = token_files.find_vocabulary(folders)
+  model_path = token_files.find_vocabulary(folders)
   train = [token_files.load(path / 'train.npz') for path in folders]
   if max_examples is not None:
     train = [token_files.take(x, range(len(x))[:max_examples]) for x in train]
@@ -92,7 +92,7 @@ def from_token_files(
     seed=seed,
     max_examples_per_row=max_examples_per_row,
     max_validation_rows=max_validation_rows,
-  )._replace(vocabulary=user_path(vocabulary) if vocabulary else found)
+  )._replace(vocabulary=user_path(vocabulary) if vocabulary else model_path)
 
 
 def from_task(
@@ -150,10 +150,10 @@ def from_task(
 def _pair(example: tasks.Example, name: str) -> tuple[str | None, str | None]:
   """Returns the texts of an example; ValueError for a dialogue, or tokens."""
   if example.dialogue is not None:
-    raise ValueError('"messages" are for infer: training is on texts')
+    raise ValueError('"messages" are for infer: training needs texts')
   if example.input_ids is not None or example.target_ids is not None:
-    raise ValueError(f'{name} gives tokens: training makes them of texts')
-  # A line of a text is what `find` calls an input, and here to be learnt.
+    raise ValueError(f'{name} has tokens: training needs texts')
+  # `find` calls a line of a text file an input; here it is a target.
   if Path(name).suffix == '.txt':
     return None, example.inputs
   return example.inputs or None, example.targets

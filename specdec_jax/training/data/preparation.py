@@ -1,4 +1,4 @@
-"""From text to token files."""
+"""Encodes text into token files."""
 
 import dataclasses
 import itertools
@@ -18,12 +18,13 @@ TooLong = Literal['drop', 'trim', 'trim_both', 'split']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lengths:
-  """How long examples may be, in tokens with EOS, and what if they are longer.
+  """Maximum lengths of examples, in tokens with EOS, and how to treat longer
+  ones.
 
-  'drop' leaves the example out; 'trim' cuts what is too long, and puts EOS last
-  in inputs, but not in targets, which do not end there; 'trim_both' does so in
-  targets too, as SeqIO's `append_eos_after_trim`; 'split' makes several texts
-  of one, where there are no inputs.
+  'drop' leaves the example out; 'trim' cuts it, with EOS at the end of inputs,
+  but not of targets, which continue; 'trim_both' also puts EOS at the end of
+  targets, as SeqIO's `append_eos_after_trim`; 'split' splits a text without
+  inputs into several.
   """
 
   inputs: int
@@ -32,19 +33,21 @@ class Lengths:
 
 
 def find(path: Path) -> dict[str, Path]:
-  """Finds text files by split, which is their name without its ending: those of
-  a folder, or one file; ValueError if there is none, or two are of one split.
-  """
+  """Returns text files by split, the name without its suffix: those of a
+  folder, or one file; ValueError if there is none, or two are of one split."""
   files = sorted(path.iterdir()) if path.is_dir() else [path]
-  found: dict[str, Path] = {}
-  for file in [each for each in files if each.suffix in tasks.SUFFIXES]:
-    if found.setdefault(file.stem, file) != file:
-      raise ValueError(f'{found[file.stem]} and {file} are of one split')
-  if not found:
+  by_split: dict[str, Path] = {}
+  for file in files:
+    if file.suffix not in tasks.SUFFIXES:
+      continue
+    if by_split.setdefault(file.stem, file) != file:
+      raise ValueError(f'{by_split[file.stem]} and {file} are of one split')
+  if not by_split:
+    suffixes = ', '.join(tasks.SUFFIXES)
     raise ValueError(
-      f'{path} should end in one of {", ".join(tasks.SUFFIXES)}, or hold such'
+      f'{path} is neither a text file ({suffixes}) nor a folder with one'
     )
-  return found
+  return by_split
 
 
 def read(path: Path) -> Iterator[tuple[str | None, str]]:
@@ -61,8 +64,8 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
           f'{place} needs the strings "inputs" and "targets", or "text" alone; '
           f'{text_lines.keys_of(record)}'
         )
-      found = [text_lines.text_under(record, key, place) for key in keys]
-      yield found[0] if found[1:] else None, found[-1]
+      values = [text_lines.text_under(record, key, place) for key in keys]
+      yield values[0] if len(values) > 1 else None, values[-1]
     return
   for place, line in text_lines.read(path):
     if path.suffix == '.txt':
@@ -90,28 +93,29 @@ def encode(
 ) -> tuple[TokenFile, dict[str, int]]:
   """Encodes inputs, or None, and targets, the examples of a `name`.
 
-  Returns their tokens; and counts of examples, tokens, and what was too long.
-  ValueError if an example has no targets, only some have inputs, there are none
-  to put the prefix before, or no example is left.
+  Returns their tokens, and counts of examples, of tokens and of examples that
+  were too long. Raises ValueError if an example has no targets, only some have
+  inputs, there is a prefix but no inputs, or no example is left.
   """
   counts = Counter(read=0, dropped=0, trimmed=0, split=0)
   inputs: list[list[int]] = []
   targets: list[list[int]] = []
-  kinds = set()
+  has_inputs = set()
   for source, target in examples:
     counts['read'] += 1
     if target is None:
       raise ValueError(f'example {counts["read"]} of {name} has no targets')
-    kinds.add(source is None)
-    if len(kinds) > 1:
+    has_inputs.add(source is not None)
+    if len(has_inputs) > 1:
       raise ValueError(f'{name} has lines with inputs and lines without')
     if source is None and prefix:
       raise ValueError(f'{name} has no inputs to put {prefix!r} before')
     ids = None if source is None else vocabulary.encode(prefix + source)
-    for kept in _fit(ids, vocabulary.encode(target), lengths, counts):
-      if kept[0] is not None:
-        inputs.append(kept[0])
-      targets.append(kept[1])
+    target_ids = vocabulary.encode(target)
+    for fitted_ids, fitted_target in _fit(ids, target_ids, lengths, counts):
+      if fitted_ids is not None:
+        inputs.append(fitted_ids)
+      targets.append(fitted_target)
   if not counts['read']:
     raise ValueError(f'{name} holds no example')
   if not targets:
@@ -134,15 +138,15 @@ def prepare(
   *,
   prefix: str = '',
 ) -> dict[str, Any]:
-  """Writes `{split}.npz` for each text file by split, what they are, and the
-  vocabulary; returns what is written as JSON.
+  """Writes `{split}.npz` for the text file of every split, a description in
+  JSON, and the vocabulary; returns the description.
 
   `prefix` is put before every input, as T5 names its tasks. ValueError if the
   vocabulary has no EOS, or as of `read` and `encode`.
   """
   vocabulary = sentencepiece_vocabulary.load(vocabulary_path, extra_ids=0)
   if not vocabulary.eos_ids:
-    raise ValueError(f'{vocabulary_path} has no id that ends a text')
+    raise ValueError(f'{vocabulary_path} has no EOS')
   splits = {}
   for split, path in sources.items():
     tokens, counts = encode(
@@ -180,16 +184,16 @@ def _fit(
   elif lengths.too_long == 'split' and source is None:
     counts['split'] += 1
     num_parts = -(-len(target) // lengths.targets)
-    # Of about equal length: 10 tokens in parts of up to 4 end at [3, 6, 10].
+    # Parts of similar length: 10 tokens in parts of up to 4 end at [3, 6, 10].
     ends = [len(target) * i // num_parts for i in range(num_parts + 1)]
     for start, end in itertools.pairwise(ends):
       yield None, target[start:end]
   elif lengths.too_long in ('trim', 'trim_both'):
     counts['trimmed'] += 1
-    kept = target[: lengths.targets]
+    trimmed_target = target[: lengths.targets]
     if lengths.too_long == 'trim_both':
-      kept = _trimmed(target, lengths.targets)
-    yield source and _trimmed(source, lengths.inputs), kept
+      trimmed_target = _trimmed(target, lengths.targets)
+    yield source and _trimmed(source, lengths.inputs), trimmed_target
   else:
     counts['dropped'] += 1
 

@@ -45,10 +45,10 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class TokenFile:
-  """Examples of one split, N of them.
+  """The N examples of one split.
 
-  Both sides of an example end in EOS. A language model's have no inputs.
-  ValueError if there are not as many inputs as targets.
+  Inputs and targets end in EOS; those of a language model have no inputs.
+  Raises ValueError if the numbers of inputs and targets differ.
   """
 
   targets: Texts
@@ -64,10 +64,11 @@ class TokenFile:
     return len(self.targets)
 
   @property
-  def sides(self) -> dict[str, Texts]:
-    """Lists the sides that there are, by the names of their fields."""
-    found = {'inputs': self.inputs, 'targets': self.targets}
-    return {name: side for name, side in found.items() if side is not None}
+  def features(self) -> dict[str, Texts]:
+    """Returns inputs, if any, and targets by name, in SeqIO's sense."""
+    if self.inputs is None:
+      return {'targets': self.targets}
+    return {'inputs': self.inputs, 'targets': self.targets}
 
 
 def from_rows(
@@ -88,36 +89,36 @@ def texts(rows: Sequence[Sequence[int] | np.ndarray]) -> Texts:
 
 
 def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
-  """Keeps some of the examples, in the order that they are named."""
-  sides = {}
-  for name, side in tokens.sides.items():
-    parts = [side[i] for i in chosen]
-    # An empty part gives the dtype if nothing is chosen.
+  """Selects examples, in the order of `chosen`."""
+  features = {}
+  for name, feature in tokens.features.items():
+    parts = [feature[i] for i in chosen]
+    # An empty part sets the dtype if no example is chosen.
     lengths = list(map(len, parts))
-    sides[name] = _end_to_end([side.tokens[:0], *parts], lengths)
-  return TokenFile(**sides)
+    features[name] = _end_to_end([feature.tokens[:0], *parts], lengths)
+  return TokenFile(**features)
 
 
 def concatenate(files: Sequence[TokenFile]) -> TokenFile:
   """Puts files end to end; ValueError if there is none, or some lack inputs."""
   if not files:
-    raise ValueError('no token file is given')
-  if len({len(tokens.sides) for tokens in files}) > 1:
+    raise ValueError('there are no token files')
+  if len({len(tokens.features) for tokens in files}) > 1:
     raise ValueError('expected files that all have inputs, or all have none')
-  sides = {}
-  for name in files[0].sides:
-    parts = [tokens.sides[name] for tokens in files]
+  features = {}
+  for name in files[0].features:
+    parts = [tokens.features[name] for tokens in files]
     lengths = np.concatenate([part.lengths for part in parts])
-    sides[name] = _end_to_end([part.tokens for part in parts], lengths)
-  return TokenFile(**sides)
+    features[name] = _end_to_end([part.tokens for part in parts], lengths)
+  return TokenFile(**features)
 
 
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
   # `savez` stamps no time, unlike `zipfile` by itself.
   arrays: dict[str, Any] = {}
-  for name, side in tokens.sides.items():
-    arrays |= {name: side.tokens, _offsets_of(name): side.offsets}
+  for name, feature in tokens.features.items():
+    arrays |= {name: feature.tokens, _offsets_of(name): feature.offsets}
   with path.open('wb') as file:
     np.savez(file, **arrays)
 
@@ -130,27 +131,37 @@ def load(path: str | Path) -> TokenFile:
   with path.open('rb') as file:
     try:
       with np.load(file, allow_pickle=False) as stored:
-        # numpy returns what it does not know for an array as bytes.
+        # numpy returns entries that are no arrays as bytes.
         arrays = {name: np.asarray(stored[name]) for name in stored.files}
-    except Exception as error:  # numpy and zipfile raise many kinds.
+    except Exception as error:  # numpy and zipfile raise many types.
       raise ValueError(f'{path} is not a token file, or is damaged') from error
   names = [name for name in ('targets', 'inputs') if name in arrays]
   expected = {*names, *map(_offsets_of, names)}
   if 'targets' not in names or arrays.keys() != expected:
     raise ValueError(f'{path} is not a token file: it has {sorted(arrays)}')
-  sides = [Texts(arrays[name], arrays[_offsets_of(name)]) for name in names]
-  for side in sides:
-    ends, size = side.offsets, side.tokens.size
-    kind = side.tokens.dtype.name, ends.dtype.name, side.tokens.ndim, ends.ndim
-    is_known = kind in [(x, 'int64', 1, 1) for x in ('uint16', 'int32')]
-    if not is_known or side.tokens.min(initial=0) < 0:
+  features = [Texts(arrays[name], arrays[_offsets_of(name)]) for name in names]
+  for feature in features:
+    offsets, size = feature.offsets, feature.tokens.size
+    layout = (
+      feature.tokens.dtype.name,
+      offsets.dtype.name,
+      feature.tokens.ndim,
+      offsets.ndim,
+    )
+    is_known = layout in [(x, 'int64', 1, 1) for x in ('uint16', 'int32')]
+    if not is_known or feature.tokens.min(initial=0) < 0:
       raise ValueError(f'{path} is damaged: its arrays hold no token ids')
-    if not ends.size or ends[0] or ends[-1] != size or (side.lengths < 1).any():
+    if (
+      not offsets.size
+      or offsets[0]
+      or offsets[-1] != size
+      or (feature.lengths < 1).any()
+    ):
       raise ValueError(
         f'{path} is damaged: its offsets do not divide {size} tokens'
       )
   try:
-    return TokenFile(*sides)
+    return TokenFile(*features)
   except ValueError as error:
     raise ValueError(f'{path} has {error}') from error
 
@@ -167,24 +178,26 @@ def save_description(folder: Path, description: Mapping[str, object]) -> None:
 
 
 def find_vocabulary(folders: Sequence[Path]) -> Path | None:
-  """Finds the SentencePiece model that token files were made with: that of the
-  first folder that has one, or None; ValueError if the folders are of several
-  vocabularies, or the model is another than their descriptions say."""
-  of_digest: dict[str, Path] = {}
-  found = None
+  """Returns the SentencePiece model of token files: that of the first folder
+  that has one, or None; ValueError if the folders have several vocabularies, or
+  the model does not fit their descriptions."""
+  folders_by_digest: dict[str, Path] = {}
+  model_path = None
   for folder in folders:
     if not (folder / DESCRIPTION).is_file():
       continue
-    of_digest.setdefault(_vocabulary_digest(folder), folder)
-    if found is None and (folder / VOCABULARY).is_file():
-      found = folder / VOCABULARY
-      check_vocabulary(folder, found.read_bytes())
-  if len(of_digest) > 1:
+    folders_by_digest.setdefault(_vocabulary_digest(folder), folder)
+    if model_path is None and (folder / VOCABULARY).is_file():
+      model_path = folder / VOCABULARY
+      check_vocabulary(folder, model_path.read_bytes())
+  if len(folders_by_digest) > 1:
     raise ValueError(
       'the token files were made with several vocabularies: '
-      + ', '.join(f'{path} with {d[:12]}' for d, path in of_digest.items())
+      + ', '.join(
+        f'{path} with {d[:12]}' for d, path in folders_by_digest.items()
+      )
     )
-  return found
+  return model_path
 
 
 def check_vocabulary(folder: str | Path, model: bytes) -> None:
@@ -206,8 +219,8 @@ def _vocabulary_digest(folder: str | Path) -> str:
   return load_description(folder).at('vocabulary').text('sha256')
 
 
-def _offsets_of(side: str) -> str:
-  return f'{side.removesuffix("s")}_offsets'
+def _offsets_of(feature: str) -> str:
+  return f'{feature.removesuffix("s")}_offsets'
 
 
 def _end_to_end(

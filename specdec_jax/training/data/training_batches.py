@@ -18,7 +18,7 @@ Rows = Mapping[str, np.ndarray]
 # Rows that are still open while examples are packed. More fill the rows better,
 # and take longer: 64 leave a few hundredths of a row empty.
 _NUM_OPEN_ROWS = 64
-# The beginning of T5X's names of its features, by side.
+# The prefixes of the names of T5X's features.
 _FEATURES = {'inputs': 'encoder_input', 'targets': 'decoder_target'}
 
 
@@ -44,21 +44,23 @@ def pack(
   if an example is longer than a row.
   """
   limits = {'inputs': input_length, 'targets': target_length}
-  sides = tokens.sides
-  for name, side in sides.items():
-    if (longest := side.lengths.max(initial=0)) > limits[name]:
+  features = tokens.features
+  for name, feature in features.items():
+    if (longest := feature.lengths.max(initial=0)) > limits[name]:
       raise ValueError(
         f'an example has {longest} {name} tokens, a row has room for '
         f'{limits[name]}'
       )
   # Neighbours in a file are similar. Philox is one stream on every machine.
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
-  lengths = np.stack([side.lengths for side in sides.values()], 1)[order]
-  room = np.array([limits[name] for name in sides])
+  lengths = np.stack([feature.lengths for feature in features.values()], 1)[
+    order
+  ]
+  room = np.array([limits[name] for name in features])
   members = [order[group] for group in _assign(lengths, room, max_examples)]
   rows: dict[str, np.ndarray] = {}
-  for name, side in sides.items():
-    rows |= _fill(_FEATURES[name], side, members, limits[name])
+  for name, feature in features.items():
+    rows |= _fill(_FEATURES[name], feature, members, limits[name])
   # Targets [5, 6, 1, 7, 1, 0] of two examples become inputs
   # [0, 5, 6, 0, 7, 0]: each example begins from 0, not from the last one's EOS.
   targets = rows['decoder_target_tokens']
@@ -128,8 +130,8 @@ def _assign(
   lengths: np.ndarray, limits: np.ndarray, max_examples: int | None
 ) -> list[list[int]]:
   """Assigns examples to rows; returns the indices of each row's."""
-  # An example goes into the open row in which it leaves the least room, on the
-  # side that is fullest. Where it fits none, the fullest row is closed: rows
+  # An example goes into the open row in which it leaves the least room, of
+  # inputs or of targets. If it fits none, the fullest row is closed: rows
   # with room for [3], [9] and [5] tokens take one of 4 into the last of them,
   # and one of 10 closes the first. The packers of grain, which are experimental
   # still, took five times as long for 30,000 examples.
@@ -153,16 +155,16 @@ def _assign(
 
 
 def _fill(
-  name: str, side: Texts, members: list[np.ndarray], limit: int
+  name: str, texts: Texts, members: list[np.ndarray], limit: int
 ) -> dict[str, np.ndarray]:
-  """Makes the tokens, segments and positions of one side."""
+  """Returns the tokens, segments and positions of inputs or of targets."""
   # Of texts [5, 6, 1] and [7, 1] in a row of 6, tokens are [5, 6, 1, 7, 1, 0],
   # segments [1, 1, 1, 2, 2, 0] and positions [0, 1, 2, 0, 1, 0].
   tokens, segments, positions = np.zeros((3, len(members), limit), np.int32)
   for row, examples in enumerate(members):
     start = 0
     for segment, i in enumerate(examples, start=1):
-      ids = side[i]
+      ids = texts[i]
       end = start + len(ids)
       tokens[row, start:end] = ids
       segments[row, start:end] = segment

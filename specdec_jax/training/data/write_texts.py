@@ -40,12 +40,12 @@ _WIDTH = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Writing:
-  """What the texts depend on.
+  """The settings of texts to write.
 
-  Texts are written in parts of at most `part_size`, which a restart does not
-  repeat. Parts take turns in `temperatures`, which replace the temperature of
-  `how`. The inputs of `layers`, if any, are kept; see `models.taps`. Draws and
-  the order of prompts follow from the seed.
+  Texts are written in parts of at most `part_size`; a restart does not repeat
+  complete ones. Parts alternate between `temperatures`, which replace the
+  temperature of `how`. The inputs of `layers`, if any, are stored; see
+  `models.taps`. Samples and the order of prompts follow from the seed.
   """
 
   prompts: Sequence[Text]
@@ -69,10 +69,10 @@ def write(
   folder: str,
   say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-  """Writes a text after each prompt, on one device; goes on in a folder that
-  was begun, with the same bytes as an uninterrupted run.
+  """Writes a text after every prompt, on one device; resumes an interrupted
+  folder, with the same bytes as an uninterrupted run.
 
-  `say` is told of every part. Raises ValueError if the folder is of other
+  `say` is called for every part. Raises ValueError if the folder has other
   settings, a prompt is too long, or the model's logits are NaN.
   """
   decoder = decoder_lib.outline(model, drafter=NoDrafter())
@@ -80,7 +80,7 @@ def write(
   rows = _encode(decoder, writing)
   parts = _parts(rows, writing)
   path = local_path(folder)
-  # All refusals are made: now the weights are worth reading.
+  # The settings are valid: read the weights.
   decoder = decoder_lib.load(decoder)
   # Parts of one width and temperature share their programs.
   compiled = functools.cache(functools.partial(_compile, decoder, writing))
@@ -110,10 +110,10 @@ def _check(decoder: Decoder, writing: Writing) -> None:
   """Raises ValueError for settings with which nothing can be written."""
   running.check_count('part_size', writing.part_size)
   if not writing.temperatures:
-    raise ValueError('no temperature is given')
+    raise ValueError('temperatures is empty')
   if families.has_encoder(decoder.config):
     name = decoder.model.checkpoint
-    raise ValueError(f'specdec data rewrite is for {name}, an encoder-decoder')
+    raise ValueError(f'{name} has an encoder: use specdec data rewrite')
   if writing.layers is not None:
     eagle.check_target(decoder.model.checkpoint, decoder.config)
     taps.check(families.network(decoder.config), writing.layers)
@@ -158,8 +158,8 @@ def _description(
   config: Any = decoder.config  # Of a Llama, if layers are kept; see `_check`.
   layers = writing.layers
   # As in `examples.digest`.
-  given = [row.example.dialogue or row.ids for row in rows]
-  text = repr(given).encode()
+  contents = [row.example.dialogue or row.ids for row in rows]
+  text = repr(contents).encode()
   description = decoder.digests() | {
     'max_new_tokens': writing.how.max_new_tokens,
     'batch_size': writing.how.batch_size,
@@ -230,22 +230,25 @@ def _join(
   decoder: Decoder, writing: Writing, part: _Part, written: Iterable[Written]
 ) -> written_texts.WrittenTexts:
   """Joins a part's texts, in its order; ValueError if logits were NaN."""
-  # Keyed by row, as rows finish in any order: tokens, log-probabilities,
-  # streams.
-  found: dict[int, tuple[np.ndarray, ...]] = {}
-  for row, output, kept in written:
+  # Rows finish in any order: tokens, log-probabilities and streams by row.
+  by_row: dict[int, tuple[np.ndarray, ...]] = {}
+  for row, output, row_streams in written:
     if output.has_nan[0]:
       raise ValueError(f'the logits after prompt {row.index + 1} are NaN')
     length = int(output.lengths[0])
-    own = [np.asarray(x[0, :length]) for x in (output.tokens, output.log_probs)]
+    arrays = [
+      np.asarray(output.tokens[0, :length]),
+      np.asarray(output.log_probs[0, :length]),
+    ]
     if writing.layers is not None:
-      streams = np.array(kept)[0, :length].view(jnp.bfloat16)
-      streams[-1] = 0  # Of the last token, which was never fed.
-      own.append(streams)
-    found[row.index] = tuple(own)
-  # From a tuple per text to one list of each kind.
+      streams = np.array(row_streams)[0, :length].view(jnp.bfloat16)
+      streams[-1] = 0  # The model never reads the last token.
+      arrays.append(streams)
+    by_row[row.index] = tuple(arrays)
+  # From a tuple per text to a list of tokens, one of log-probabilities, and one
+  # of streams.
   tokens, log_probs, *streams_of = zip(
-    *(found[row.index] for row in part.rows), strict=True
+    *(by_row[row.index] for row in part.rows), strict=True
   )
   starts = len(families.of(decoder.config).starts)
   return written_texts.join(

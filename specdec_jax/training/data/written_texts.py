@@ -1,8 +1,8 @@
-"""Texts that a model wrote, with what it computed meanwhile, in parts on disk.
+"""Texts that a model wrote, with the states it had meanwhile, in parts on disk.
 
-A folder has a description and parts, `part-00000` and on, in which every array
-is a file of its own: they are mapped into memory, not read. A part appears when
-it is complete, so that a writer may be killed at any moment.
+A folder has a description and parts, `part-00000` and so on, with one file per
+array, which is memory-mapped. A part appears when it is complete, so that a
+writer may be killed at any moment.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from specdec_jax.training.data.datasets import Dataset
 from specdec_jax.training.data.training_batches import Rows
 
 DESCRIPTION = 'written.json'
-# What a model wrote: one folder, or several.
+# One folder of written texts, or several.
 Folders = str | Path | Sequence[str]
 
 
@@ -80,12 +80,12 @@ def part_path(folder: str | Path, index: int) -> Path:
 
 def save_part(folder: str | Path, index: int, texts: WrittenTexts) -> None:
   """Writes a part, complete or not at all; equal texts give equal bytes."""
-  with replacing.new_folder(part_path(folder, index)) as begun:
+  with replacing.new_folder(part_path(folder, index)) as partial:
     for name, array in vars(texts).items():
       if array is not None:
         # numpy's files have no type bfloat16.
         bits = array.view(np.uint16) if name == 'streams' else array
-        np.save(begun / f'{name}.npy', bits)
+        np.save(partial / f'{name}.npy', bits)
 
 
 def load_part(folder: str | Path, index: int) -> WrittenTexts:
@@ -101,7 +101,8 @@ def load_part(folder: str | Path, index: int) -> WrittenTexts:
       arrays[field.name] = np.lib.format.open_memmap(file, mode='r')
     except Exception as error:  # Also what parsing a header raises.
       raise ValueError(f'{file} is missing or damaged: {error}') from error
-  if damage := _damage(arrays):
+  damage = _damage(arrays)
+  if damage:
     raise ValueError(f'{path} is damaged: {damage}')
   if 'streams' in arrays:
     arrays['streams'] = arrays['streams'].view(jnp.bfloat16)
@@ -122,8 +123,8 @@ def _damage(arrays: Mapping[str, np.ndarray]) -> str | None:
       'streams': ((tokens.size, *width), 'uint16'),
     }[name]
     if array.shape != shape or str(array.dtype) not in dtypes.split(' or '):
-      found = f'{array.dtype} {list(array.shape)}'
-      return f'{name} is {found}, expected {dtypes} {list(shape)}'
+      description = f'{array.dtype} {list(array.shape)}'
+      return f'{name} is {description}, expected {dtypes} {list(shape)}'
   is_within = offsets.min() >= 0 and offsets.max() <= tokens.size
   if offsets[0] or offsets[-1] != tokens.size or not is_within:
     return f'its offsets do not divide {tokens.size} tokens'
@@ -147,23 +148,23 @@ def load_description(folder: str | Path) -> Settings:
 
 
 def begin(folder: str | Path, description: Mapping[str, object]) -> None:
-  """Opens a folder, new or begun; ValueError if it holds anything else."""
+  """Starts or resumes a folder; ValueError if it has anything else."""
   path = local_path(folder)
   if (path / DESCRIPTION).is_file():
-    before, now = (
-      {name: str(value) for name, value in each.items()}
-      for each in (load_description(path).values, description)
-    )
-    if said := agreement.differences(before, now, '{} was {}, now {}'):
+    stored = load_description(path).values
+    before = {name: str(value) for name, value in stored.items()}
+    now = {name: str(value) for name, value in description.items()}
+    changes = agreement.differences(before, now, '{} was {}, now {}')
+    if changes:
       raise ValueError(
-        f'{folder} has texts of other settings: {said}; choose another folder, '
-        'or remove it'
+        f'{folder} has texts of other settings: {changes}; choose another '
+        'folder, or remove it'
       )
-    # Killed writers left these. There is one writer at a time.
-    for left in path.glob('part-*.tmp-*'):
-      remove_tree(left)
+    # Remove the incomplete parts of killed writers; only one writes at a time.
+    for incomplete in path.glob('part-*.tmp-*'):
+      remove_tree(incomplete)
     return
-  if path.exists() and any(each.name != '.lock' for each in path.iterdir()):
+  if path.exists() and any(file.name != '.lock' for file in path.iterdir()):
     raise ValueError(f'{folder} holds something else: choose another folder')
   path.mkdir(parents=True, exist_ok=True)
   text = json.dumps(dict(description), indent=2) + '\n'
@@ -211,12 +212,12 @@ def load_parts(
   if there are fewer, or none."""
   parts = []
   for folder in names(folders):
-    found = part_indices(folder)
-    wanted = list(range(num_parts)) if num_parts else found
-    if not wanted or not set(wanted) <= set(found):
+    complete = part_indices(folder)
+    wanted = list(range(num_parts)) if num_parts else complete
+    if not wanted or not set(wanted) <= set(complete):
       raise ValueError(
-        f'{folder} has {len(found)} complete parts, {num_parts or 1} are '
-        'needed: go on with specdec data write'
+        f'{folder} has {len(complete)} complete parts, {num_parts or 1} are '
+        'needed: continue with specdec data write'
       )
     parts += [load_part(folder, index) for index in wanted]
   return parts
@@ -266,10 +267,11 @@ def from_written_texts(
     for i, (start, end) in enumerate(itertools.pairwise(part.offsets))
   ]
 
-  kept = lambda is_out: [span for each, span in spans if each == is_out]
+  train = [span for is_held_out, span in spans if not is_held_out]
+  validation = [span for is_held_out, span in spans if is_held_out]
   rows = datasets.from_tokens(
-    [token_files.from_rows(None, kept(False))],
-    [token_files.from_rows(None, kept(True))],
+    [token_files.from_rows(None, train)],
+    [token_files.from_rows(None, validation)],
     batch_size=batch_size,
     lengths={'targets': length},
     seed=seed,
@@ -285,13 +287,14 @@ def from_written_texts(
 
 
 def _read(parts: list[WrittenTexts], starts: np.ndarray, rows: Rows) -> Rows:
-  """Reads what stands at the places of packed rows, counted through all parts:
-  `decoder_target_tokens`, `decoder_segment_ids` and `decoder_loss_weights`, 1
-  for tokens that the model wrote, as in `training_batches`; `log_probs`,
-  float32 `[B, T]`; and `streams`, bfloat16 `[B, T, F]`."""
+  """Reads the features of packed rows, whose tokens are positions counted
+  through all parts: `decoder_target_tokens`, `decoder_segment_ids` and
+  `decoder_loss_weights`, 1 for tokens that the model wrote, as in
+  `training_batches`; `log_probs`, float32 `[B, T]`; and `streams`, bfloat16
+  `[B, T, F]`."""
   places, segments = rows['decoder_target_tokens'], rows['decoder_segment_ids']
   assert parts[0].streams is not None
-  found: dict[str, np.ndarray] = {
+  features: dict[str, np.ndarray] = {
     'decoder_segment_ids': segments,
     'decoder_target_tokens': np.zeros(places.shape, np.int32),
     'decoder_loss_weights': np.zeros(places.shape, np.float32),
@@ -306,8 +309,8 @@ def _read(parts: list[WrittenTexts], starts: np.ndarray, rows: Rows) -> Rows:
     is_here = (segments > 0) & (start <= places)
     is_here &= places < start + len(part.tokens)
     at = places[is_here] - start
-    found['decoder_target_tokens'][is_here] = part.tokens[at]
-    found['decoder_loss_weights'][is_here] = is_written(part)[at]
-    found['log_probs'][is_here] = part.log_probs[at]
-    found['streams'][is_here] = np.asarray(part.streams)[at]
-  return found
+    features['decoder_target_tokens'][is_here] = part.tokens[at]
+    features['decoder_loss_weights'][is_here] = is_written(part)[at]
+    features['log_probs'][is_here] = part.log_probs[at]
+    features['streams'][is_here] = np.asarray(part.streams)[at]
+  return features

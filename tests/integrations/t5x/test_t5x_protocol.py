@@ -221,7 +221,7 @@ class SizesOfTomorrow(Sizes):
   ('network', 'message'),
   [
     (Network(Sizes(), scan_layers=True), 'scans its layers'),
-    (Network(SizesOfTomorrow()), r"has \['num_experts'\] besides"),
+    (Network(SizesOfTomorrow()), r"also has \['num_experts'\]"),
     (Network(None), 'not a network'),
     (
       Network(Sizes(mlp_activations=('swish', 'linear'))),
