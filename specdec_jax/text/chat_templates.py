@@ -1,4 +1,4 @@
-"""Chat templates: conversations as the texts that models were trained on."""
+"""Chat templates: conversations in the format that models were trained on."""
 
 import copy
 import datetime
@@ -11,24 +11,23 @@ from typing import Any
 
 from specdec_jax.files.require import require
 
-# Of a conversation; each has a role, and mostly content.
+# The messages of a conversation; each has a role, and usually content.
 Messages = Sequence[Mapping[str, Any]]
 # JSON schemas of functions that an answer may call.
 Tools = Messages | None
 
-# As templates get one, which may change.
+# A message as it is passed to templates; it may be changed.
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str]
 
-# Names under which a message may have what a model thought before its answer,
-# the first being that of most templates.
+# The names of reasoning content in a message; most templates use the first.
 _REASONING = 'reasoning_content', 'thinking', 'reasoning'
-# Types of parts of a content that are no text.
+# Types of content parts other than text.
 _MEDIA = 'image', 'video', 'audio', 'file'
-# Variables that have arguments of their own.
+# Variables that are passed as separate arguments.
 _RESERVED = 'messages', 'tools'
-# What no message says: a character of private use.
-_OTHER = '\ue000'
+# A text that no message contains: a character of private use.
+_PLACEHOLDER = '\ue000'
 _log = logging.getLogger('specdec_jax')
 
 
@@ -44,11 +43,11 @@ def apply(
 
   Renders in a Jinja sandbox with the variables, filters and whitespace rules of
   Hugging Face's chat templates
-  (https://huggingface.co/docs/transformers/chat_templating). Departures: a
+  (https://huggingface.co/docs/transformers/chat_templating). Departures:
   content that a template fails on, leaves out, or prints as Python does, is
-  given to it as text: of a list of text parts their texts, joined by line ends,
-  of an object its JSON. Likewise arguments of tool calls are given as an object
-  or as its JSON, whichever the template takes.
+  passed as text instead: of a list of text parts their texts, joined by line
+  ends, of an object its JSON. Likewise arguments of tool calls are passed as an
+  object or as JSON, whichever the template supports.
 
   Args:
     template: the source of a Jinja template.
@@ -56,19 +55,19 @@ def apply(
     tools: functions, as JSON schemas.
     roles: special tokens by name, such as `bos_token`.
     template_kwargs: further variables of the template, such as
-      `enable_thinking`; one that it does not use is told to the logger
-      `specdec_jax`.
+      `enable_thinking`; the logger `specdec_jax` warns of one that it does not
+      use.
 
   Raises:
-    ValueError: if the template or a variable is wrong, the template refuses the
-      messages, or one has a picture or sound.
+    ValueError: if the template or a variable is wrong, the template raises an
+      exception, or a message has an image or audio.
     ImportError: without jinja2.
   """
   require('jinja2', extra='models', purpose='a chat template')
   for name in template_kwargs:
     if name in _RESERVED:
-      raise ValueError(f'chat_template_kwargs: {name} are given otherwise')
-    _tell_unused(template, name)
+      raise ValueError(f'chat_template_kwargs must not contain {name}')
+    _warn_unused(template, name)
   normalized = [_normalized(message) for message in messages]
   render = functools.partial(
     _render,
@@ -88,11 +87,11 @@ def apply(
 
 def _rendered(render: Render, messages: Sequence[Message]) -> str:
   """Renders messages with contents and arguments of calls as objects, or as
-  text where the template cannot take them so."""
+  text where the template does not support objects."""
   keys = [key for _, key in _places(messages)]
   contents = tuple(i for i, key in enumerate(keys) if key == 'content')
   arguments = tuple(i for i, key in enumerate(keys) if key != 'content')
-  # Many templates take no lists, say: `message.content + eos_token`.
+  # Many templates do not support lists: `message.content + eos_token`.
   attempts = dict.fromkeys(((), contents, arguments, tuple(range(len(keys)))))
   failures = []
   for as_text in attempts:
@@ -114,8 +113,8 @@ def _rendered(render: Render, messages: Sequence[Message]) -> str:
 
 
 def _normalized(message: Mapping[str, Any]) -> Message:
-  """Returns a message as templates expect it: without keys of no value, numbers
-  as text, and thoughts under each name that templates read."""
+  """Returns a message as templates expect it: without null values, numbers as
+  text, and reasoning content under all names that templates use."""
   result = {key: x for key, x in message.items() if x is not None}
   content = result.get('content')
   if isinstance(content, bool | int | float):
@@ -126,32 +125,32 @@ def _normalized(message: Mapping[str, Any]) -> Message:
     result['content'] = [_normalized_part(part) for part in content]
   for name in _REASONING:
     if name in result:
-      # Templates of gpt-oss read `thinking`, which may say something else.
-      thoughts = result[name]
-      return {'thinking': thoughts, **result, 'reasoning_content': thoughts}
+      # Templates of gpt-oss use `thinking`, which may have another value.
+      reasoning = result[name]
+      return {'thinking': reasoning, **result, 'reasoning_content': reasoning}
   return result
 
 
 def _normalized_part(part: Any) -> Any:
-  """Returns a part of a content, of text as `{'type': 'text', 'text': ...}`;
-  ValueError for a picture or sound."""
+  """Returns a content part, text as `{'type': 'text', 'text': ...}`; ValueError
+  for images and audio."""
   if isinstance(part, str):
     return {'type': 'text', 'text': part}
   if not isinstance(part, Mapping):
     return part
-  stated = str(part.get('type', 'text'))
-  if any(name in stated for name in _MEDIA):
+  part_type = str(part.get('type', 'text'))
+  if any(name in part_type for name in _MEDIA):
     raise ValueError(
-      f'a message has a part of type {stated!r}, and models here read text '
-      'alone'
+      f'a message has a part of type {part_type!r}, and only text is supported'
     )
-  # OpenAI has names of its own for what goes in and comes out.
-  is_text = stated in ('text', 'input_text', 'output_text')
+  # OpenAI's names for the text of prompts and of answers.
+  is_text = part_type in ('text', 'input_text', 'output_text')
   return {**part, 'type': 'text'} if is_text and 'text' in part else part
 
 
 def _places(messages: Sequence[Message]) -> list[tuple[dict[str, Any], str]]:
-  """Lists the objects in messages, each with the key of what has two forms."""
+  """Lists the values that may be passed as objects or as text: the dict that
+  holds a value, and its key."""
   places = []
   for message in messages:
     if isinstance(message.get('content'), Mapping | list | tuple):
@@ -167,7 +166,7 @@ def _places(messages: Sequence[Message]) -> list[tuple[dict[str, Any], str]]:
 def _with_text(
   messages: Sequence[Message], as_text: Sequence[int]
 ) -> list[Message]:
-  """Returns messages with the values of these places as text, and those of
+  """Returns messages with the values of the places `as_text` as text, and all
   others as objects."""
   result = copy.deepcopy(list(messages))
   for i, (holder, key) in enumerate(_places(result)):
@@ -187,23 +186,25 @@ def _is_misread(
   rendered: str,
   render: Render,
 ) -> bool:
-  """Tells whether a rendered text shows the value of a place as Python prints
-  it, or leaves it out."""
+  """Tells whether a rendered text has the value of a place as Python prints it,
+  or leaves it out."""
   changed = _with_text(messages, as_text)
   holder, key = _places(changed)[number]
   value = holder[key]
-  # Of {'a': 1}, Python prints quotes that JSON does not have; [1, 2] is the
-  # same to both.
+  # Python prints {'a': 1} with other quotes than JSON; [1, 2] is the same.
   if str(value) != _json(value) and str(value) in rendered:
     return True
-  # Many templates take a content that is no string for an empty one: what they
-  # leave out can be another, and the text is the same.
-  others: list[Any] = [{_OTHER: _OTHER}]
-  if (texts := _texts_of_parts(value)) is not None:
-    part = {'type': 'text', 'text': _OTHER}
-    others = [[*value[:i], part, *value[i + 1 :]] for i in range(len(texts))]
-  for other in others:
-    holder[key] = other
+  # Many templates treat content other than strings as empty: a value is left
+  # out if a replacement renders as the same text.
+  replacements: list[Any] = [{_PLACEHOLDER: _PLACEHOLDER}]
+  texts = _texts_of_parts(value)
+  if texts is not None:
+    part = {'type': 'text', 'text': _PLACEHOLDER}
+    replacements = [
+      [*value[:i], part, *value[i + 1 :]] for i in range(len(texts))
+    ]
+  for replacement in replacements:
+    holder[key] = replacement
     try:
       if render(changed) == rendered:
         return True
@@ -222,7 +223,7 @@ def content_text(content: Any) -> str:
 
 
 def _texts_of_parts(content: Any) -> list[str] | None:
-  """Returns the texts of a content's parts; None if it has other ones."""
+  """Returns the texts of content parts; None if some are not text."""
   if not isinstance(content, list | tuple):
     return None
   texts = []
@@ -235,7 +236,7 @@ def _texts_of_parts(content: Any) -> list[str] | None:
 
 
 def _tool_calls(message: Message) -> list[dict[str, Any]]:
-  """Lists the objects of a message that may have arguments of a call."""
+  """Lists the tool calls of a message."""
   calls = message.get('tool_calls')
   objects = [
     call
@@ -250,7 +251,7 @@ def _tool_calls(message: Message) -> list[dict[str, Any]]:
 
 
 def _parsed_object(text: Any) -> dict[str, Any] | None:
-  """Parses a text that is an object of JSON; None if it is none."""
+  """Parses a JSON object; None for anything else."""
   if not isinstance(text, str):
     return None
   try:
@@ -265,8 +266,8 @@ def _json(value: Any) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _tell_unused(template: str, name: str) -> None:
-  """Says once that a template has no variable of a name."""
+def _warn_unused(template: str, name: str) -> None:
+  """Logs once that a template does not use a variable."""
   if not re.search(rf'\b{re.escape(name)}\b', template):
     _log.warning('the chat template has no variable %r: it is ignored', name)
 
@@ -286,7 +287,7 @@ def _compiled(template: str) -> Any:
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
-  # Jinja's own escapes HTML, and sorts keys.
+  # Jinja's own filter escapes HTML, and sorts keys.
   def tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -303,8 +304,8 @@ def _compiled(template: str) -> Any:
     )
 
   class Generation(jinja2.ext.Extension):
-    """Renders what stands between {% generation %} and {% endgeneration %} as
-    it is: only training asks what the assistant said."""
+    """Renders the text between {% generation %} and {% endgeneration %}, tags
+    that only matter in training."""
 
     tags = {'generation'}
 

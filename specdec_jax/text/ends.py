@@ -1,4 +1,4 @@
-"""Which tokens end a text, for the vocabularies of every format."""
+"""The EOS tokens of vocabularies of every format."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ _NAMES = (
   '<|fim_pad|>', '<fim-pad>', '<fim_pad>', '<PAD>', '[PAD]', '<|repo_name|>',
   '<|fim_repo|>', '<fim-repo>', '<REPO>', '<reponame>', '<|file_sep|>',
 )  # fmt: skip
-# Tokens that end no text in a vocabulary with all tokens of one of the sets:
-# there `<|end|>` ends a part of a message, and `</s>` is HTML.
+# Tokens that are not EOS in a vocabulary that has all tokens of one of the
+# sets: there `<|end|>` ends a part of a message, and `</s>` is HTML.
 _EXCEPTIONS = {
   '<|end|>': (
     {'<|return|>', '<|call|>'},
@@ -40,32 +40,32 @@ def with_ends(
 ) -> _Vocabulary:
   """Returns a vocabulary with all tokens that end a text as its `eos_ids`.
 
-  They are the union of what transformers and llama.cpp go by: the vocabulary's
-  own `eos_ids`, `stated_ids`, and the tokens whose names say so. The first is
-  the tokenizer's own end, if it has one.
+  They are the union of what transformers and llama.cpp use: the vocabulary's
+  `eos_ids`, `stated_ids`, and the tokens with known names. The first is the
+  tokenizer's EOS, if it has one.
 
   Args:
-    vocabulary: with the end of its tokenizer.
-    stated_ids: what the model's files state.
-    source: what errors call those files.
+    vocabulary: with the EOS of its tokenizer.
+    stated_ids: the EOS ids in the model's files.
+    source: the name of those files in messages.
 
   Raises:
-    ValueError: if a stated id is of no token.
+    ValueError: if a stated id is not in the vocabulary.
   """
   stated_ids = tuple(stated_ids)
   for token_id in stated_ids:
     if token_id >= vocabulary.vocab_size:
       raise ValueError(
-        f'{source}: eos_token_id {token_id} is of no token: the vocabulary has '
-        f'{vocabulary.vocab_size}'
+        f'{source}: eos_token_id {token_id} is not in the vocabulary of '
+        f'{vocabulary.vocab_size} tokens'
       )
   named_ids: dict[str, int] = {}
   for name in _NAMES:
     named_id = vocabulary.token_to_id(name)
     if named_id is not None:
       named_ids[name] = named_id
-  for name, sets_of_others in _EXCEPTIONS.items():
-    if any(others <= named_ids.keys() for others in sets_of_others):
+  for name, token_sets in _EXCEPTIONS.items():
+    if any(tokens <= named_ids.keys() for tokens in token_sets):
       named_ids.pop(name, None)
   # Without repetitions, in this order.
   eos_ids = dict.fromkeys(

@@ -1,5 +1,5 @@
-"""What a Hugging Face folder says of generation: where texts end, and settings
-that change even greedy text."""
+"""Generation settings of a Hugging Face folder: EOS ids, stop strings, and
+settings that change even greedy decoding."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ from specdec_jax.files.settings import Json, Settings
 
 CONFIG = 'config.json'
 GENERATION_CONFIG = 'generation_config.json'
-# Settings of generation_config.json, or without one of config.json, that change
-# even greedy text, with the values that do not; `stated` returns them.
+# Settings of generation_config.json, or else of config.json, that change even
+# greedy decoding, with the values that disable them; `stated` returns them.
 HONOURED: Json = {
   'bad_words_ids': None,
   'begin_suppress_tokens': None,
@@ -26,14 +26,14 @@ HONOURED: Json = {
   'sequence_bias': None,
   'suppress_tokens': None,
 }
-# Likewise settings that transformers honours, and that here cause a warning.
+# Such settings that only transformers supports; here they cause a warning.
 NOT_HONOURED: Json = {
   'exponential_decay_length_penalty': None,
   'guidance_scale': 1.0,
   'penalty_alpha': 0.0,
   'watermarking_config': None,
 }
-# What `read_stops` reads.
+# The setting that `read_stops` reads.
 STOPS: Json = {'stop_strings': None}
 # All of them.
 NAMES = (*HONOURED, *NOT_HONOURED, *STOPS)
@@ -41,30 +41,35 @@ NAMES = (*HONOURED, *NOT_HONOURED, *STOPS)
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
   """Reads the EOS ids of generation_config.json, or else of config.json."""
-  # An empty list in the first file counts as none.
+  # An empty list in the first file counts as missing.
   for name in (GENERATION_CONFIG, CONFIG):
     values = settings.read_if_any(folder / name)
-    if ids := values.ids('eos_token_id'):
+    ids = values.ids('eos_token_id')
+    if ids:
       return tuple(ids)
-    # Where an encoder-decoder, or a model that also sees, states them.
+    # The sections of an encoder-decoder and of a multimodal model.
     for section in ('decoder', 'text_config'):
-      if ids := values.at(section).ids('eos_token_id'):
+      ids = values.at(section).ids('eos_token_id')
+      if ids:
         return tuple(ids)
   return ()
 
 
 def read_stops(folder: Path) -> list[str]:
-  """Reads the strings that end texts from the file that `stated` reads."""
-  path, found = stated(folder, STOPS)
-  values, [key] = Settings(path=path, values=found), STOPS
-  if isinstance(found.get(key), str):
+  """Reads the stop strings from the file that `stated` reads."""
+  path, stop_settings = stated(folder, STOPS)
+  values = Settings(path=path, values=stop_settings)
+  [key] = STOPS
+  if isinstance(stop_settings.get(key), str):
     return [values.text(key)]
   return [*filter(None, values.texts(key, []))]
 
 
-def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
-  """Reads a folder's generation settings: the file they are in, and those among
-  the names of `known` whose value is not the neutral one that `known` gives."""
+def stated(
+  folder: Path, defaults: Json = HONOURED
+) -> tuple[str, dict[str, Any]]:
+  """Reads a folder's generation settings: the path of their file, and the
+  settings of `defaults` that have another value than there."""
   values = settings.read_if_any(folder / GENERATION_CONFIG)
   places = [values]
   if not values.values:
@@ -74,7 +79,7 @@ def stated(folder: Path, known: Json = HONOURED) -> tuple[str, dict[str, Any]]:
   settings_stated = {
     key: place.values[key]
     for place in reversed(places)
-    for key, neutral in known.items()
+    for key, neutral in defaults.items()
     if place.values.get(key) not in (None, neutral, [], {})
   }
   # In transformers this one replaces `min_length`, also where it is 0.

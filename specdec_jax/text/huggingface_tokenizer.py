@@ -21,15 +21,15 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   """Returns the vocabulary in a folder's tokenizer.json.
 
   Its token ids are those of transformers' `TokenizersBackend`, with the tokens
-  that `added_tokens` adds; they can differ for models whose tokenizer
-  transformers builds by its class instead. Texts end with the tokenizer's own
-  end token, the ids of `read_eos_ids`, and those of `ends.with_ends`. Raises
-  ValueError if tokenizer.json is missing or broken, and ImportError without the
-  tokenizers package.
+  of `added_tokens`; they can differ for models whose tokenizer has a class of
+  its own in transformers. EOS are the tokenizer's EOS, the ids of
+  `read_eos_ids`, and those of `ends.with_ends`. Raises ValueError if
+  tokenizer.json is missing or broken, and ImportError without the tokenizers
+  package.
   """
   path = folder / 'tokenizer.json'
   if not path.is_file():
-    raise ValueError(f'{folder} has no {path.name}: name another vocabulary')
+    raise ValueError(f'{folder} has no {path.name}: pass another vocabulary')
   tokenizers = vocabularies.import_tokenizers()
   with vocabularies.package_errors(f'{path} cannot be read'):
     tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
@@ -39,9 +39,11 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   values = tokenizer_settings(folder)
   added = added_tokens(folder, values)
   with vocabularies.package_errors(f'the added tokens of {folder}'):
-    there = {t.content for t in tokenizer.get_added_tokens_decoder().values()}
-    new = [token for text, token in added.items() if text not in there]
-    # Added in one call, as each call takes time.
+    present = {
+      token.content for token in tokenizer.get_added_tokens_decoder().values()
+    }
+    new = [token for text, token in added.items() if text not in present]
+    # One call, since every call takes time.
     tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in new])
   places = _places_of_roles(values)
   roles = {role: _token(*place)['content'] for role, place in places.items()}
@@ -58,7 +60,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def tokenizer_settings(folder: Path) -> Settings:
-  """Reads tokenizer_config.json. Where it has no added tokens, as in folders of
+  """Reads tokenizer_config.json. If it has no added tokens, as in folders of
   earlier transformers, special_tokens_map.json overrides it."""
   values = settings.read_if_any(folder / 'tokenizer_config.json')
   special = settings.read_if_any(folder / 'special_tokens_map.json')
@@ -69,8 +71,8 @@ def tokenizer_settings(folder: Path) -> Settings:
 
 
 def added_ids(folder: Path, values: Settings) -> dict[str, int]:
-  """Returns the ids that `tokenizer_settings` or added_tokens.json state, by
-  the texts of the tokens."""
+  """Returns the ids of added tokens in `tokenizer_settings` or
+  added_tokens.json, by their texts."""
   by_id = _added_by_id(folder, values)
   return {token['content']: token_id for token_id, token in by_id.items()}
 
@@ -89,15 +91,15 @@ def _added_by_id(folder: Path, values: Settings) -> dict[int, Json]:
 
 
 def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
-  """Returns arguments of `tokenizers.AddedToken` for the tokens that
-  `tokenizer_settings` and added_tokens.json state, by their texts. The order is
-  that in which transformers adds them, as it decides their ids."""
+  """Returns the arguments of `tokenizers.AddedToken` for the added tokens in
+  `tokenizer_settings` and added_tokens.json, by their texts, in the order in
+  which transformers adds them, which decides their ids."""
   by_id = _added_by_id(folder, values)
-  found = {token['content']: token for _, token in sorted(by_id.items())}
+  by_text = {token['content']: token for _, token in sorted(by_id.items())}
   for place in _places_of_roles(values).values():
     token = _token(*place)
-    found.setdefault(token['content'], token)['special'] = True
-  # Transformers 5 has the first name, under which there can be roles, too.
+    by_text.setdefault(token['content'], token)['special'] = True
+  # transformers 5 uses the first key, which may also hold roles.
   for key in ('extra_special_tokens', 'additional_special_tokens'):
     listed = values.values.get(key)
     if not (isinstance(listed, list) and listed):
@@ -105,14 +107,15 @@ def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
     by_index = {str(i): token for i, token in enumerate(listed)}
     listing = Settings(path=values.path, values=by_index, section=f'{key}.')
     for token in (_token(listing, i) for i in by_index):
-      found.setdefault(token['content'], token).setdefault('special', True)
+      by_text.setdefault(token['content'], token).setdefault('special', True)
     break
-  return found
+  return by_text
 
 
 def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
-  """Returns where each token is stated, by its name in chat templates."""
-  # Names such as `image_token` may be anywhere at the top, or grouped below.
+  """Returns the section and the key of every token with a role, by its name in
+  chat templates."""
+  # Names such as `image_token` may be top-level keys, or grouped in a section.
   places = {role: (values, role) for role in _ROLES if values.has(role)}
   for key, value in values.values.items():
     if key.endswith('_token') and isinstance(value, str):
@@ -137,21 +140,21 @@ def _token(values: Settings, key: str) -> Json:
 
 def _read_chat_templates(folder: Path, values: Settings) -> dict[str, str]:
   """Reads chat templates by name: `default`, and others such as `tool_use`."""
-  # As transformers writes them, in files before the tokenizer's settings.
+  # As in transformers, files take precedence over the tokenizer's settings.
   names = {
     'default': 'chat_template.jinja',
     'tool_use': 'additional_chat_templates/tool_use.jinja',
   }
-  found = {}
+  by_name = {}
   for name, file in names.items():
     path = folder / file
     if path.is_file():
       try:
-        found[name] = path.read_text(encoding='utf-8')
+        by_name[name] = path.read_text(encoding='utf-8')
       except ValueError as error:
         raise ValueError(f'{path} is not UTF-8 text') from error
-  if found:
-    return found
+  if by_name:
+    return by_name
   key = 'chat_template'
   templates = values.values.get(key)
   if not isinstance(templates, list):
@@ -161,5 +164,5 @@ def _read_chat_templates(folder: Path, values: Settings) -> dict[str, str]:
       values.refuse(key, 'a string or a list of objects')
     named = Settings(path=values.path, values=item, section=f'{key}.')
     name = named.text('name')
-    found[name] = named.text('template')
-  return found
+    by_name[name] = named.text('template')
+  return by_name

@@ -1,4 +1,4 @@
-"""Reading prompts, and packing them into batches of one shape."""
+"""Reads prompts, and packs them into batches of one shape."""
 
 import dataclasses
 import json
@@ -20,18 +20,24 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 # Prompt buffers are padded to a multiple of this, so that similar prompts share
 # compiled programs.
 _BUCKET = 64
-# What variables of a chat template are called, as in vLLM.
+# The key of a chat template's variables, as in vLLM.
 TEMPLATE_KWARGS = 'chat_template_kwargs'
-# What is to be continued, or answered.
+# A text to continue, or a conversation to answer.
 Text = Union[str, 'Dialogue']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Prompts, packed and as given, and the strings that end each text. Rows
-  beyond `texts` only fill the batch, and are finished before they begin;
-  `is_plain` tells which are continued without a chat template; `keys` are
-  random keys `[B]`, where prompts have their own settings."""
+  """A batch of prompts.
+
+  Attributes:
+    prompt: the packed prompts. Rows beyond `texts` only fill the batch, and are
+      finished from the start.
+    texts: the prompts as text.
+    stops: the stop strings of every row.
+    is_plain: whether a prompt is continued without a chat template.
+    keys: random keys `[B]`, if prompts have their own settings.
+  """
 
   prompt: Prompt
   texts: tuple[str, ...]
@@ -42,9 +48,9 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """Messages for the chat template, of which the last is to be answered, tools
-  that the answer may call, as JSON schemas, and variables of the template.
-  `str` gives the last message."""
+  """A conversation to answer: messages for the chat template, tools that the
+  answer may call, as JSON schemas, and variables of the template. `str` returns
+  the last message."""
 
   messages: Messages
   tools: Tools = None
@@ -57,12 +63,11 @@ class Dialogue:
 def dialogue(
   messages: Any, tools: Any, place: str, template_kwargs: Any = None
 ) -> Dialogue:
-  """Checks messages, tools and variables as they were given; ValueError with
-  the place if they are no lists of objects and no object, or a message has no
-  role."""
-  for name, given in (('messages', messages), ('tools', tools or [{}])):
-    is_list = isinstance(given, list | tuple) and given
-    if not is_list or not all(isinstance(each, Mapping) for each in given):
+  """Checks the types of messages, tools and variables, and that messages have
+  a role; ValueError with the place in the input otherwise."""
+  for name, objects in (('messages', messages), ('tools', tools or [{}])):
+    is_list = isinstance(objects, list | tuple) and objects
+    if not is_list or not all(isinstance(item, Mapping) for item in objects):
       raise ValueError(f'{place}: {name} should be a list of objects')
   for message in messages:
     if not isinstance(message.get('role'), str):
@@ -74,7 +79,7 @@ def dialogue(
 
 
 def check_template_kwargs(values: Any, place: str) -> None:
-  """Raises ValueError, with the place, unless values by name are given."""
+  """Raises ValueError, with the place, unless names map to `values`."""
   is_named = isinstance(values, Mapping) and all(
     isinstance(name, str) for name in values
   )
@@ -87,7 +92,7 @@ def check_template_kwargs(values: Any, place: str) -> None:
 
 
 def _check_json(value: Any, place: str) -> None:
-  """Raises ValueError for what JSON cannot say: a template may show it."""
+  """Raises ValueError for values without JSON, which a template may print."""
   try:
     text = json.dumps(value, ensure_ascii=False)
   except (TypeError, ValueError) as error:
@@ -98,8 +103,8 @@ def _check_json(value: Any, place: str) -> None:
 def with_template_kwargs(
   text: Text, template_kwargs: Mapping[str, Any]
 ) -> Dialogue:
-  """Returns a conversation with further variables, which its own override; of a
-  string, one message of the user."""
+  """Returns a conversation with further template variables, which its own
+  override; a string becomes a user message."""
   if isinstance(text, str):
     text = Dialogue([{'role': 'user', 'content': text}])
   values = {**template_kwargs, **text.template_kwargs}
@@ -107,7 +112,7 @@ def with_template_kwargs(
 
 
 class Line(NamedTuple):
-  """A prompt, its place for messages, and other fields of its JSON line."""
+  """A prompt, its place in the input, and other fields of its JSON line."""
 
   text: Text
   place: str
@@ -119,9 +124,9 @@ def read(prompt: str | None, path: str | None) -> list[Line]:
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
   with "prompt", or with "messages" and "tools"; otherwise it has one prompt per
-  line. A line with "chat_template_kwargs" is for the chat template. Blank lines
-  do not count. ValueError if a prompt is empty, there is none, or the file is
-  malformed.
+  line. A line with "chat_template_kwargs" uses the chat template. Blank lines
+  are skipped. Raises ValueError if a prompt is empty, there is none, or the
+  file is malformed.
   """
   if prompt is not None:
     if not prompt.strip():
@@ -131,7 +136,7 @@ def read(prompt: str | None, path: str | None) -> list[Line]:
   assert path is not None
   lines = [(place, line) for place, line in _lines_of(path) if line.strip()]
   if not lines:
-    raise ValueError(f'{path} holds no prompt')
+    raise ValueError(f'{path} has no prompt')
   if path.endswith('.jsonl') or _is_object(lines[0][1]):
     return [_prompt_of(line, place) for place, line in lines]
   return [Line(line, place) for place, line in lines]
@@ -186,9 +191,9 @@ def encode(
   is_chat: bool,
   system: str | None = None,
 ) -> list[list[int]]:
-  """Encodes each prompt, with special tokens if the family expects them;
-  conversations always go through the chat template. ValueError if a prompt has
-  no tokens or one without an embedding, or the model has no chat template."""
+  """Encodes every prompt, with special tokens if the family expects them;
+  conversations always use the chat template. ValueError if a prompt has no
+  tokens, or one without an embedding, or the model has no chat template."""
   begin = [] if system is None else [{'role': 'system', 'content': system}]
   add_special = families.of(config).adds_special_tokens(config)
   rows = []
@@ -223,9 +228,9 @@ def batches(
   max_new_tokens: Sequence[int],
   num_rows: int,
 ) -> list[Batch]:
-  """Packs all prompts, `batch_size` at once, into batches of `num_rows`; see
-  `pack`. Row ids count through the whole list: a row's draws do not depend on
-  its batch."""
+  """Packs all prompts, `batch_size` at a time, into batches of `num_rows`; see
+  `pack`. Row ids number the whole list, so that a row's random draws do not
+  depend on its batch."""
   # Of 100 ids the width is 128: -100 % 64 is 28.
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
@@ -255,22 +260,25 @@ def pack(
   """Packs lists of token ids, None for a row that only fills the batch, into
   one prompt of numpy arrays, right-padded with 0.
 
-  The decoder begins with the start tokens of its family, then the ids, unless
-  they are an encoder's; its tokens are `[B, decoder_width(config, width)]`.
-  `max_new_tokens` is one number, or one for each row that is not None. Width
-  None takes the longest row; `row_ids` name the rows' random streams,
-  None counts from 0. ValueError if there is no row, one exceeds `width`, or a
-  decoder would have no token to begin with.
+  The decoder's tokens, `[B, decoder_width(config, width)]`, are the start
+  tokens of its family and, without an encoder, the ids. `max_new_tokens` is one
+  number, or one for every row that is not None. `width` defaults to the longest
+  row; `row_ids` select the rows' random streams, by default from 0 on. Raises
+  ValueError if there are no rows, one exceeds `width`, or a decoder would have
+  no first token.
   """
   if not rows:
     raise ValueError('no rows to pack')
-  starts, is_encoded = families.of(config).starts, has_encoder(config)
+  starts = families.of(config).starts
+  is_encoded = has_encoder(config)
   if width is None:
     width = max(len(row or ()) for row in rows)
-  # Arrays of numpy, to be filled.
+  # Numpy arrays, to be filled row by row.
   zeros: Any = lambda *shape: np.zeros((len(rows), *shape), np.int32)
-  encoder_tokens, tokens = zeros(width), zeros(decoder_width(config, width))
-  lengths, max_lengths = zeros() + 1, zeros() + 1
+  encoder_tokens = zeros(width)
+  tokens = zeros(decoder_width(config, width))
+  lengths = zeros() + 1
+  max_lengths = zeros() + 1
   ids_of_rows = zeros()
   ids_of_rows[:] = range(len(rows)) if row_ids is None else row_ids
   # A T5's row of ids [5, 6] has them for the encoder, and [0] for the decoder;
@@ -288,8 +296,10 @@ def pack(
       raise ValueError(f'row {i + 1} is empty')
     tokens[i, : len(ids)] = ids
     lengths[i] = len(ids)
-    own = max_new_tokens
-    max_lengths[i] = len(ids) + (own if isinstance(own, int) else own[i])
+    if isinstance(max_new_tokens, int):
+      max_lengths[i] = len(ids) + max_new_tokens
+    else:
+      max_lengths[i] = len(ids) + max_new_tokens[i]
   return Prompt(
     encoder_tokens=encoder_tokens if is_encoded else None,
     decoder_tokens=tokens,
@@ -300,8 +310,8 @@ def pack(
 
 
 def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
-  """Counts the positions of the longer stack of a model, for a row of so many
-  ids and new tokens."""
+  """Counts the positions of a model's longer stack, for a row of `num_ids` ids
+  and `max_new_tokens` new tokens."""
   num_starts = len(families.of(config).starts)
   if has_encoder(config):
     return max(num_ids, num_starts + max_new_tokens)

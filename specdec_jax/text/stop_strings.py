@@ -1,7 +1,7 @@
-"""Strings that end a text: `generate --stop`.
+"""Stop strings: `generate --stop`.
 
-The first of them to be complete in a row's text ends the row as an end token
-would: the token that completes it is the last that is committed, counted and
+The first stop string that is complete in a row's text ends the row, as EOS
+does: the token that completes it is the last that is committed, counted and
 traced, whatever else its iteration accepted. The text ends before the string.
 """
 
@@ -18,56 +18,58 @@ from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
 
 _log = logging.getLogger('specdec_jax')
 
-# From the values of an iteration, on the host, to how many tokens of each row
-# are kept of it, int32 `[B]`, and which rows a string has ended, bool `[B]`.
+# From the values of an iteration, on the host, to the number of tokens of every
+# row to commit, int32 `[B]`, and which rows have ended, bool `[B]`.
 Watch = Callable[[StepValues], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """A row's text, but for an unfinished character, and where it stands."""
+  """A row's text so far, without an incomplete character, and the state of its
+  stream."""
 
   text: str = ''
   stream: TextStream = dataclasses.field(default_factory=TextStream)
 
 
 def check_vocabulary(stops: Sequence[str], vocabulary: AnyVocabulary) -> None:
-  """Raises ValueError for a string that no text of the vocabulary holds: of
-  special tokens, or with characters that no token spells.
+  """Raises ValueError for a string that cannot occur in a text: of special
+  tokens, or with characters that no token spells.
 
-  A string that the vocabulary only spells otherwise, as T5 writes one space for
-  two, is told to the logger `specdec_jax`, once.
+  The logger `specdec_jax` warns, once, of a string that the vocabulary spells
+  in another way, as T5 writes one space for two.
   """
   for stop in stops:
-    if complaint := _complaint(stop, vocabulary):
+    complaint = _complaint(stop, vocabulary)
+    if complaint:
       raise ValueError(complaint)
 
 
-# A conversation asks before each turn, and is told once.
+# Cached, since a conversation checks before every turn, and should warn once.
 @functools.lru_cache(maxsize=64)
 def _complaint(stop: str, vocabulary: AnyVocabulary) -> str | None:
-  """Says why no text holds a stop string; None if one may."""
+  """Describes why a stop string cannot occur; None if it can."""
   ids = vocabulary.encode(stop, add_special_tokens=False)
   if ids and set(ids) <= vocabulary.special_ids:
     return (
       f'the stop string {stop!r} is a special token of this vocabulary, and '
-      'the text holds none: it never occurs'
+      'never occurs in the text'
     )
-  # At the ends of a text, vocabularies drop or add spaces: within one, none. A
-  # space before it is part of a sentinel such as `<extra_id_0>`.
-  text, spaced = f'a{stop}a', f'a {stop} a'
-  written, also_written = (
-    vocabulary.decode(vocabulary.encode(each, add_special_tokens=False))
-    for each in (text, spaced)
+  # Vocabularies drop or add spaces at the ends of a text, but not within it.
+  # The space before a sentinel such as `<extra_id_0>` is part of the token.
+  round_trip = lambda text: vocabulary.decode(
+    vocabulary.encode(text, add_special_tokens=False)
   )
-  if stop in written or stop in also_written:
+  text = f'a{stop}a'
+  written = round_trip(text)
+  if stop in written or stop in round_trip(f'a {stop} a'):
     return None
-  how = f'this vocabulary writes {text!r} as {written!r}'
+  reason = f'this vocabulary writes {text!r} as {written!r}'
   if not _is_spelled(stop, vocabulary):
     return (
-      f'the stop string {stop!r} never occurs: {how}, and no tokens spell it'
+      f'the stop string {stop!r} never occurs: {reason}, and no tokens spell it'
     )
-  _log.warning('the stop string %r may never occur: %s', stop, how)
+  _log.warning('the stop string %r may never occur: %s', stop, reason)
   return None
 
 
@@ -108,9 +110,10 @@ def _is_spelled(stop: str, vocabulary: AnyVocabulary) -> bool:
 def split_stops(
   stops: Sequence[str], vocabulary: AnyVocabulary
 ) -> tuple[tuple[str, ...], AnyVocabulary]:
-  """Returns those of a model's own strings that are text, and a vocabulary
-  that ends texts at the others too, which are special tokens of it."""
-  texts, eos_ids = [], [*vocabulary.eos_ids]
+  """Splits a model's stop strings into those that are text, which are returned,
+  and special tokens, which become `eos_ids` of the returned vocabulary."""
+  texts = []
+  eos_ids = [*vocabulary.eos_ids]
   for stop in stops:
     ids = vocabulary.encode(stop, add_special_tokens=False)
     if len(ids) == 1 and ids[0] in vocabulary.special_ids:
@@ -127,17 +130,19 @@ def read_on(
   reading: Reading,
   tokens: Sequence[int],
 ) -> tuple[Reading, int | None]:
-  """Reads further tokens of a row, up to the one that completes a string;
-  returns the new reading, from `Reading()` on, and how many tokens were read if
-  a string is complete."""
+  """Reads further tokens of a row, up to the one that completes a stop string.
+
+  `reading` is `Reading()` at the start. Returns the new reading, and the number
+  of tokens up to the end of a stop string, or None.
+  """
   longest = max(map(len, stops))
   for i, token in enumerate(tokens):
     if token in vocabulary.eos_ids:
       continue
     stream = reading.stream
     piece, stream = vocabularies.stream_text(vocabulary, stream, [token])
-    # A string may begin in the text before: of '\n\n' after 'a\n', only what
-    # the new piece can complete is searched.
+    # A stop string may begin in the earlier text, as '\n\n' after 'a\n': search
+    # from the first place at which the new piece can complete one.
     start = max(0, len(reading.text) - longest + 1)
     reading = Reading(reading.text + piece, stream)
     if any(stop in reading.text[start:] for stop in stops):
@@ -148,8 +153,8 @@ def read_on(
 def text_of(
   vocabulary: AnyVocabulary, stops: Sequence[str], tokens: Sequence[int]
 ) -> tuple[str, str | None]:
-  """Returns the text of new tokens before the first string in it, and that
-  string; or all of it, and None."""
+  """Returns the text of new tokens before the first stop string, and that
+  string; or the whole text, and None."""
   if stops:
     reading, count = read_on(vocabulary, stops, Reading(), tokens)
     if count is not None:
@@ -161,22 +166,26 @@ def text_of(
 
 
 def watch(vocabulary: AnyVocabulary, stops: Sequence[Sequence[str]]) -> Watch:
-  """Follows the texts of rows, each with its own strings, step by step."""
+  """Returns a function that searches the texts of rows, step by step, for their
+  stop strings."""
   readings = [Reading()] * len(stops)
 
   def find_ends(values: StepValues) -> tuple[np.ndarray, np.ndarray]:
     counts = np.array(values.counts)
     has_ended = np.zeros(counts.size, bool)
     verdict = values.verification
-    for row, own in enumerate(stops):
-      if not own:
+    for row, row_stops in enumerate(stops):
+      if not row_stops:
         continue
-      # Accepted tokens and the next one, as many as an EOS or a limit leaves.
+      # Accepted tokens and the next one, up to EOS or the maximum length.
       accepted = values.draft.tokens[row, : int(verdict.num_accepted[row])]
       tokens = [*accepted.tolist(), int(verdict.next_token[row])][: counts[row]]
-      readings[row], count = read_on(vocabulary, own, readings[row], tokens)
+      readings[row], count = read_on(
+        vocabulary, row_stops, readings[row], tokens
+      )
       if count is not None:
-        counts[row], has_ended[row] = count, True
+        counts[row] = count
+        has_ended[row] = True
     return counts, has_ended
 
   return find_ends

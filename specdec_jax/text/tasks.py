@@ -61,10 +61,16 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Known:
-  """A data set of TFDS, by name and version, as a task: the features to read
-  (None for an unconditional language model) and to write, T5's prefix before
-  the inputs, and names of metrics."""
+class TfdsTask:
+  """A data set of TFDS as a task.
+
+  Attributes:
+    tfds_name: its name and version.
+    inputs: the feature to read; None for an unconditional language model.
+    targets: the feature to write.
+    prefix: T5's prefix of the inputs.
+    metrics: names of metrics.
+  """
 
   tfds_name: str
   inputs: str | None
@@ -76,22 +82,22 @@ class Known:
 # As `t5.data.tasks` defines them
 # (https://github.com/google-research/text-to-text-transfer-transformer), with
 # the version of CNN/Daily Mail that TFDS still prepares.
-KNOWN = {
-  'wmt_t2t_ende_v003': Known(
+TFDS_TASKS = {
+  'wmt_t2t_ende_v003': TfdsTask(
     tfds_name='wmt_t2t_translate/de-en:1.0.0',
     inputs='en',
     targets='de',
     prefix='translate English to German: ',
     metrics=('bleu',),
   ),
-  'cnn_dailymail_v002': Known(
+  'cnn_dailymail_v002': TfdsTask(
     tfds_name='cnn_dailymail:3.4.0',
     inputs='article',
     targets='highlights',
     prefix='summarize: ',
     metrics=('rouge',),
   ),
-  'lm1b': Known(tfds_name='lm1b:1.1.0', inputs=None, targets='text'),
+  'lm1b': TfdsTask(tfds_name='lm1b:1.1.0', inputs=None, targets='text'),
 }
 
 
@@ -110,27 +116,28 @@ def find(
   lengths: Mapping[str, int] | None = None,
   metric_fns: Mapping[str, MetricFn] | None = None,
 ) -> Task:
-  """Finds the task of a name.
+  """Returns the task of a name.
 
   Args:
-    name: a path that ends in .jsonl, .tsv or .txt; or a name of `KNOWN` or of
-      SeqIO's registry.
-    split: of a SeqIO task; None if nothing is to be read.
-    data_dir: where TFDS finds or puts the data sets of SeqIO tasks.
-    inputs_field: key in a .jsonl, as `targets_field`, which a line may lack.
-    prefix: put before every text of a file.
-    chat: makes each text of a file a message, for the model's chat template.
+    name: a path that ends in .jsonl, .tsv or .txt; or a name of `TFDS_TASKS` or
+      of SeqIO's registry.
+    split: of a SeqIO task; None if it is not going to be read.
+    data_dir: the directory of TFDS for the data sets of SeqIO tasks.
+    inputs_field: the key of inputs in a .jsonl.
+    targets_field: the key of targets there, which a line may lack.
+    prefix: prepended to every text of a file.
+    chat: passes every text of a file as a user message to the chat template.
       Lines of a .jsonl with "messages", and perhaps "tools", instead of
-      `inputs_field` always go through it.
-    system: the message of the system, before those of each dialogue.
+      `inputs_field` always use it.
+    system: the system message, before those of every dialogue.
     chat_template_kwargs: variables of the chat template by name, such as
       `enable_thinking`; a line of a .jsonl may have its own under this key.
-    settings_fields: keys in a .jsonl, or features of SeqIO, of what an example
-      has in place of its setting for all, such as `regex`.
-    lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
-      a SeqIO task; `append_eos_after_trim` is one that asks.
-    metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
-      is judged by all.
+    settings_fields: keys in a .jsonl, or features of SeqIO, with settings of
+      the single example, such as `regex`.
+    lengths: maximum tokens of `inputs` and `targets`, for preprocessors of a
+      SeqIO task such as `append_eos_after_trim`.
+    metric_fns: by name; a task of `TFDS_TASKS` uses those that it names, a file
+      all.
 
   Raises ValueError for an unknown task, with similar names, and for chat or a
   prefix with a task of SeqIO; ImportError if seqio is needed and not installed.
@@ -141,27 +148,31 @@ def find(
     if not path.is_file():
       raise ValueError(f'there is no file {path}')
     if settings_fields and path.suffix != '.jsonl':
-      raise ValueError(f'settings_fields are of a .jsonl, and {path} is none')
+      raise ValueError(f'settings_fields need a .jsonl file, not {path}')
     fields = inputs_field, targets_field, settings_fields
     variables = chat_template_kwargs or {}
     prompts.check_template_kwargs(variables, 'find')
     read = functools.partial(
       _read_file, path, fields, prefix, chat, system, variables
     )
-    name, judges = path.stem, tuple(metric_fns.values())
+    name = path.stem
+    task_metrics = tuple(metric_fns.values())
   elif chat or system is not None or chat_template_kwargs or prefix:
     raise ValueError(
-      'chat, system, chat_template_kwargs and prefix are for files, and '
-      f'{name!r} is none'
+      'chat, system, chat_template_kwargs and prefix are for files, not for '
+      f'{name!r}'
     )
   else:
     source = _seqio_source(name, split, data_dir, metric_fns)
-    judges = tuple(getattr(source, 'metric_fns', ()))
+    task_metrics = tuple(getattr(source, 'metric_fns', ()))
     read = functools.partial(
       _read_seqio, source, split, settings_fields, lengths
     )
   return Task(
-    name=name, read=read, metric_fns=judges, settings_fields=settings_fields
+    name=name,
+    read=read,
+    metric_fns=task_metrics,
+    settings_fields=settings_fields,
   )
 
 
@@ -178,18 +189,20 @@ def _read_file(
   is_empty = True
   for inputs, targets, settings in _read_lines(path, prefix, *fields):
     is_empty = False
-    found = None
+    dialogue = None
     if chat or isinstance(inputs, Dialogue):
-      found = prompts.with_template_kwargs(inputs, template_kwargs)
-      found = dataclasses.replace(found, messages=[*begin, *found.messages])
+      dialogue = prompts.with_template_kwargs(inputs, template_kwargs)
+      dialogue = dataclasses.replace(
+        dialogue, messages=[*begin, *dialogue.messages]
+      )
     elif begin or template_kwargs:
       name = 'system' if begin else prompts.TEMPLATE_KWARGS
       raise ValueError(f'{name} is for chat, and for lines with "messages"')
     yield Example(
-      inputs=str(inputs), targets=targets, dialogue=found, settings=settings
+      inputs=str(inputs), targets=targets, dialogue=dialogue, settings=settings
     )
   if is_empty:
-    raise ValueError(f'{path} holds no example')
+    raise ValueError(f'{path} has no example')
 
 
 def _read_lines(
@@ -199,7 +212,7 @@ def _read_lines(
   targets_field: str,
   settings_fields: Sequence[str],
 ) -> Iterator[tuple[str | Dialogue, str | None, str]]:
-  """Yields the inputs, the targets and the settings of each line."""
+  """Yields the inputs, the targets and the settings of every line."""
   if path.suffix != '.jsonl':
     for _, line in text_lines.read(path):
       text, *rest = line.split('\t', 1) if path.suffix == '.tsv' else [line]
@@ -225,13 +238,17 @@ def _read_lines(
 
 
 def _settings_of(record: Mapping[str, object], names: Sequence[str]) -> str:
-  """Returns the features of those names that there are, as JSON."""
-  # SeqIO gives numpy values: numbers, lists of them, and texts as bytes, of
-  # which an empty one states nothing.
+  """Returns the features of these names, if present, as JSON."""
+  # SeqIO returns numpy values: numbers, lists of them, and texts as bytes, of
+  # which an empty one means that there is no value.
   plain = lambda x: x.decode() if isinstance(x, bytes) else x.tolist()
-  is_said = lambda x: x is not None and not (isinstance(x, bytes) and not x)
-  own = {name: record[name] for name in names if is_said(record.get(name))}
-  return json.dumps(own, default=plain)
+  settings = {}
+  for name in names:
+    value = record.get(name)
+    is_empty = isinstance(value, bytes) and not value
+    if value is not None and not is_empty:
+      settings[name] = value
+  return json.dumps(settings, default=plain)
 
 
 def _seqio_source(
@@ -240,22 +257,22 @@ def _seqio_source(
   data_dir: str | None,
   metric_fns: Mapping[str, MetricFn],
 ) -> Any:
-  """Finds a task or mixture of SeqIO's registry, after `KNOWN` are in it."""
+  """Returns a task or mixture of SeqIO's registry, or of `TFDS_TASKS`."""
   path = f'a path that ends in {", ".join(SUFFIXES)}'
   try:
     seqio = _import_seqio()
   except ImportError as error:
-    if name in KNOWN:
+    if name in TFDS_TASKS:
       raise
     raise ValueError(
-      f'no task is called {name!r}: give {path}, or, with seqio installed, a '
-      f'task that is registered with it{_near(name, list(KNOWN))}'
+      f'no task is called {name!r}: pass {path}, or, with seqio installed, a '
+      f'task that is registered with it{_near(name, list(TFDS_TASKS))}'
     ) from error
   _register(seqio, metric_fns)
   names = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if name not in names:
     raise ValueError(
-      f'no task is called {name!r}: give {path}, or one of SeqIO'
+      f'no task is called {name!r}: pass {path}, or one of SeqIO'
       f'{_near(name, names)}'
     )
   if data_dir:
@@ -270,28 +287,28 @@ def _seqio_source(
 
 
 def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
-  """Registers those of `KNOWN` that are not yet; their features are text."""
+  """Registers the tasks of `TFDS_TASKS` with SeqIO, with features of text."""
   import tensorflow as tf
 
-  def to_text(dataset: Any, known: Known) -> Any:
+  def to_text(dataset: Any, task: TfdsTask) -> Any:
     def convert(example: Mapping[str, Any]) -> dict[str, Any]:
       inputs = tf.constant('')
-      if known.inputs is not None:
-        inputs = tf.strings.join([known.prefix, example[known.inputs]])
-      return {'inputs': inputs, 'targets': example[known.targets]}
+      if task.inputs is not None:
+        inputs = tf.strings.join([task.prefix, example[task.inputs]])
+      return {'inputs': inputs, 'targets': example[task.targets]}
 
     return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   words = seqio.PassThroughVocabulary(size=1)
   feature = seqio.Feature(words, add_eos=False, dtype=tf.string, rank=0)
-  for name in sorted(KNOWN.keys() - set(seqio.TaskRegistry.names())):
-    known = KNOWN[name]
+  for name in sorted(TFDS_TASKS.keys() - set(seqio.TaskRegistry.names())):
+    task = TFDS_TASKS[name]
     seqio.TaskRegistry.add(
       name,
-      source=seqio.TfdsDataSource(tfds_name=known.tfds_name),
-      preprocessors=[functools.partial(to_text, known=known)],
+      source=seqio.TfdsDataSource(tfds_name=task.tfds_name),
+      preprocessors=[functools.partial(to_text, task=task)],
       output_features={'inputs': feature, 'targets': feature},
-      metric_fns=[metric_fns[m] for m in known.metrics if m in metric_fns],
+      metric_fns=[metric_fns[m] for m in task.metrics if m in metric_fns],
     )
 
 
@@ -301,8 +318,8 @@ def _read_seqio(
   settings_fields: Sequence[str],
   lengths: Mapping[str, int] | None,
 ) -> Iterator[Example]:
-  """Yields examples as the preprocessors leave them; what SeqIO would trim
-  after them is whole, for its length to be counted."""
+  """Yields examples as the preprocessors return them, without SeqIO's trimming,
+  so that their lengths can be counted."""
   dataset = source.get_dataset(
     sequence_length=lengths,
     split=split,
@@ -320,8 +337,8 @@ def _read_seqio(
     )
 
 
-# Features are text, or tokens of a text, which SeqIO keeps beside them:
-# {'inputs': [37, 1], 'inputs_pretokenized': b'the'}.
+# Features are text, or tokens, beside which SeqIO has the text: {'inputs': [37,
+# 1], 'inputs_pretokenized': b'the'}.
 def _text_of(record: Mapping[str, object], name: str) -> str | None:
   value = record.get(name + _PRETOKENIZED, record.get(name))
   return value.decode() if isinstance(value, bytes) else None
@@ -343,7 +360,7 @@ def _import_seqio() -> Any:
   )
   import tensorflow as tf
 
-  with contextlib.suppress(RuntimeError):  # Somebody has used them already.
-    # Else TensorFlow takes the memory of the GPUs that JAX decodes on.
+  with contextlib.suppress(RuntimeError):  # TensorFlow already uses them.
+    # Otherwise TensorFlow takes the memory of the GPUs that JAX decodes on.
     tf.config.set_visible_devices([], 'GPU')
   return seqio

@@ -1,4 +1,4 @@
-"""Vocabularies: text to token ids and back."""
+"""Vocabularies: convert text to token ids and back."""
 
 import contextlib
 import dataclasses
@@ -14,15 +14,15 @@ from specdec_jax.text.chat_templates import Messages, Tools
 
 SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
-# A byte of a text, as SentencePiece's vocabularies and `tokenizers` name it.
+# The token of a byte, in vocabularies of SentencePiece and of `tokenizers`.
 _BYTE_TOKEN = re.compile('<0x([0-9A-Fa-f]{2})>')
 
 
 class AnyVocabulary(Protocol):
-  """What a vocabulary does, whatever reads it: `Vocabulary` for those of
-  `tokenizers`, `SentencePieceVocabulary` for SentencePiece models.
+  """The interface of vocabularies: `Vocabulary` for those of `tokenizers`, and
+  `SentencePieceVocabulary` for SentencePiece models.
 
-  Both are frozen dataclasses, whose methods are documented at `Vocabulary`.
+  Both are frozen dataclasses; the methods are documented at `Vocabulary`.
   """
 
   __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -73,8 +73,8 @@ def encode_chat(
 
 
 def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
-  """Returns the text that each token adds; joined, they are the whole text. A
-  character spread over several tokens belongs to the last of them."""
+  """Returns the text that every token adds; joined, they are the whole text. A
+  character of several tokens belongs to the last of them."""
   state = TextStream()
   # "é" of two byte tokens is ['', 'é'].
   pieces = []
@@ -100,23 +100,23 @@ class Vocabulary:
 
   @functools.cached_property
   def vocab_size(self) -> int:
-    """Returns the bound of ids. A model's own V can be larger: padding."""
+    """Returns the number of ids. A model's can be larger, with padding."""
     return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
-    """Lists the ids that are no text."""
+    """Returns the ids of special tokens, which have no text."""
     added = self.tokenizer.get_added_tokens_decoder()
     return frozenset(self.eos_ids) | {
       i for i, token in added.items() if token.special
     }
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Encodes a text, possibly none; special tokens in it are recognised.
+    """Encodes a text, possibly empty; special tokens in it are recognised.
 
-    Added are those that the tokenizer puts around every text (Llama's
-    begin-of-text), which rendered chats already have. ValueError if the
-    tokenizer cannot say this text.
+    `add_special_tokens` adds those that the tokenizer puts around every text,
+    such as Llama's begin-of-text, which rendered chats already contain. Raises
+    ValueError if the tokenizer cannot encode the text.
     """
     with package_errors('the tokenizer cannot encode this text'):
       return self.tokenizer.encode(
@@ -134,9 +134,9 @@ class Vocabulary:
       text = self.tokenizer.decode(ids, skip_special_tokens=not keep_special)
       if _REPLACEMENT not in text or not self._has_byte_tokens:
         return text
-      # Of a run of byte tokens, `tokenizers` decodes all bytes or none: the
-      # bytes of 'é', then the first of another 'é', are three U+FFFD to it, and
-      # 'é\ufffd' to SentencePiece, whose tokens they are.
+      # `tokenizers` decodes all or none of a run of byte tokens: the bytes of
+      # 'é' and the first of another 'é' become three U+FFFD, but 'é\ufffd' in
+      # SentencePiece, whose tokens they are.
       tokens = [self.tokenizer.id_to_token(i) for i in ids]
       hidden = set() if keep_special else self._special_tokens
       shown = [token for token in tokens if token and token not in hidden]
@@ -175,7 +175,7 @@ class Vocabulary:
 
 
 def _without_broken_bytes(tokens: Sequence[str]) -> list[str]:
-  """Replaces each byte token that is no part of a UTF-8 character by U+FFFD."""
+  """Replaces byte tokens outside of UTF-8 characters by U+FFFD."""
   result: list[str] = []
   is_byte = lambda token: _BYTE_TOKEN.fullmatch(token) is not None
   for is_run, group in itertools.groupby(tokens, is_byte):
@@ -183,8 +183,8 @@ def _without_broken_bytes(tokens: Sequence[str]) -> list[str]:
     if not is_run:
       result += run
       continue
-    # Python makes a lone surrogate of each byte that is no part of a character:
-    # the three bytes of 'é' and of half an 'é' are 'é\udcc3'.
+    # Python decodes a byte outside of a character as a lone surrogate: the
+    # three bytes of 'é' and of half an 'é' are 'é\udcc3'.
     values = bytes(int(token[3:5], 16) for token in run)
     start = 0
     for character in values.decode(errors='surrogateescape'):
@@ -197,13 +197,17 @@ def _without_broken_bytes(tokens: Sequence[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class TextStream:
-  """Where a streamed text stands: the ids of the last text that was given out,
-  for its spacing, the ids whose text was not given out as a whole, and how many
-  characters of it were."""
+  """The state of a streamed text.
+
+  Attributes:
+    shown: ids of the last text that was returned, which affect spacing.
+    pending: ids whose text has not been returned completely.
+    num_returned: characters of the text of `pending` that have been returned.
+  """
 
   shown: tuple[int, ...] = ()
   pending: tuple[int, ...] = ()
-  num_given: int = 0
+  num_returned: int = 0
 
 
 def stream_text(
@@ -213,21 +217,22 @@ def stream_text(
   *,
   keep_special: bool = False,
 ) -> tuple[str, TextStream]:
-  """Returns the text that new tokens add, as far as later tokens cannot change
-  it: an unfinished UTF-8 character is held back. `state` is `TextStream()` at
-  the start, then what the last call returned behind the text, which may be
-  empty."""
-  # "é" is two bytes: after a token of the first, the text ends in U+FFFD, and
-  # both are given out with the token of the second.
+  """Returns the text that new tokens add, perhaps empty, and the new state.
+
+  An incomplete UTF-8 character is held back. `state` is `TextStream()` at the
+  start, then the one that the last call returned.
+  """
+  # "é" is two bytes: after the token of the first, the text ends in U+FFFD, and
+  # the character is returned with the token of the second.
   pending = state.pending + tuple(int(i) for i in ids)
   text = _text_of_pending(vocabulary, state.shown, pending, keep_special)
-  settled = text.rstrip(_REPLACEMENT)
-  new = settled[state.num_given :]
-  if not text or settled != text:
-    num_given = state.num_given + len(new)
-    return new, TextStream(state.shown, pending, num_given)
-  # SentencePiece drops the space that begins a text: behind a lone space piece
-  # it would drop that of the next word, too.
+  complete = text.rstrip(_REPLACEMENT)
+  new = complete[state.num_returned :]
+  if not text or complete != text:
+    num_returned = state.num_returned + len(new)
+    return new, TextStream(state.shown, pending, num_returned)
+  # SentencePiece drops a leading space: if `shown` were a lone space piece, it
+  # would also drop that of the next word.
   is_text = vocabulary.decode(pending, keep_special=keep_special)
   return new, TextStream(pending if is_text else state.shown + pending)
 
@@ -235,10 +240,10 @@ def stream_text(
 def flush_text(
   vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
 ) -> str:
-  """Returns what `stream_text` held back, once no more tokens come."""
+  """Returns the text that `stream_text` held back, at the end of a stream."""
   shown, pending = state.shown, state.pending
   text = _text_of_pending(vocabulary, shown, pending, keep_special)
-  return text[state.num_given :]
+  return text[state.num_returned :]
 
 
 def _text_of_pending(
@@ -247,9 +252,9 @@ def _text_of_pending(
   pending: tuple[int, ...],
   keep_special: bool,
 ) -> str:
-  """Returns the text that tokens add to those that were shown."""
-  # A text is not the sum of its tokens': decoders drop or add spaces between
-  # them. So both are decoded, with and without, and what they differ by counts.
+  """Returns the text that `pending` tokens add to `shown` ones."""
+  # Decoders drop or add spaces between tokens, so that a text is not the sum of
+  # the texts of its tokens: decode with and without the pending ones.
   before = vocabulary.decode(shown, keep_special=keep_special)
   after = vocabulary.decode(shown + pending, keep_special=keep_special)
   return after[len(before) :]
@@ -291,18 +296,18 @@ def apply_chat_template(
   tools: Tools = None,
   template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-  """Renders a conversation as the text that the model was trained on, up to the
-  turn of the assistant, which it opens; to be encoded without special tokens.
+  """Renders a conversation with the chat template, up to the generation prompt;
+  the text is to be encoded without special tokens.
 
-  Messages are `{'role': ..., 'content': ...}` each; a string is a single one of
-  the user. Tools are JSON schemas of functions; a model may have a template of
-  its own for them. ValueError if there is no template, or as of
+  Messages are `{'role': ..., 'content': ...}`; a string is a user message.
+  Tools are JSON schemas of functions, for which a model may have a separate
+  template. Raises ValueError if there is no template, or as
   `chat_templates.apply`.
   """
   template = vocabulary.chat_template
   if template is None:
     raise ValueError(
-      'this model has no chat template: it can only continue plain texts'
+      'this model has no chat template: it can only continue plain text'
     )
   if tools is not None and vocabulary.tool_template is not None:
     template = vocabulary.tool_template
@@ -318,38 +323,44 @@ def apply_chat_template(
 
 
 def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
-  """Raises ValueError unless every id means the same token to both, with the
-  numbers of tokens and the first that differs."""
-  if target == draft:  # One SentencePiece model, whose pieces take a while.
+  """Raises ValueError unless every id is the same token in both, with the
+  numbers of tokens and the first difference."""
+  if target == draft:  # To list the pieces of SentencePiece takes time.
     return
-  # SentencePiece has a space in the names of sentinels, and transformers none.
-  ours, theirs = (
-    [token.replace(f'▁{SENTINEL}', SENTINEL) for token in each.tokens()]
-    for each in (target, draft)
+  # SentencePiece has a space in the names of sentinels, transformers does not.
+  tokens_of = lambda vocabulary: [
+    token.replace(f'▁{SENTINEL}', SENTINEL) for token in vocabulary.tokens()
+  ]
+  target_tokens = tokens_of(target)
+  draft_tokens = tokens_of(draft)
+  if target_tokens == draft_tokens:
+    return
+  # The shorter list is filled with ''.
+  pairs = enumerate(
+    itertools.zip_longest(target_tokens, draft_tokens, fillvalue='')
   )
-  if ours == theirs:
-    return
-  # '' is past the end of the shorter one.
-  pairs = enumerate(itertools.zip_longest(ours, theirs, fillvalue=''))
-  i, our, their = next((i, a, b) for i, (a, b) in pairs if a != b)
+  i, target_token, draft_token = next(
+    (i, a, b) for i, (a, b) in pairs if a != b
+  )
   raise ValueError(
-    f'target and draft model need one vocabulary: the target has {len(ours)} '
-    f'tokens, the draft model {len(theirs)}, and id {i} is the first that '
-    f'differs: {our!r} to the target and {their!r} to the draft model'
+    'target and draft model need one vocabulary: the target has '
+    f'{len(target_tokens)} tokens, the draft model {len(draft_tokens)}, and id '
+    f'{i} is the first that differs: {target_token!r} to the target and '
+    f'{draft_token!r} to the draft model'
   )
 
 
 @contextlib.contextmanager
-def package_errors(what: str) -> Iterator[None]:
-  """Makes a ValueError of whatever the `tokenizers` package raises: bare
-  exceptions, and where its Rust code panics a `BaseException`."""
+def package_errors(message: str) -> Iterator[None]:
+  """Converts what the `tokenizers` package raises to a ValueError: bare
+  exceptions and, where its Rust code panics, a `BaseException`."""
   try:
     yield
   except BaseException as error:
     is_panic = type(error).__name__ == 'PanicException'
     if not is_panic and not isinstance(error, Exception):
       raise
-    raise ValueError(f'{what}: {error}') from error
+    raise ValueError(f'{message}: {error}') from error
 
 
 def import_tokenizers() -> Any:

@@ -1,4 +1,4 @@
-"""Vocabularies in the files that stand beside a model's parameters."""
+"""Vocabularies in the files of a model's folder."""
 
 import json
 import os
@@ -27,8 +27,8 @@ TOKENIZER = 'tokenizer.json'
 _SETTINGS = 'tokenizer_config.json'
 _SENTINEL = re.compile(re.escape(SENTINEL) + r'(\d{1,5})>')
 _GENERATION = 'generation_config.json'
-# Of tokenizers that transformers makes in other ways.
-_OTHERS = ('tokenizer.model', 'vocab.json', 'merges.txt', 'vocab.txt')
+# Files of tokenizers that are not supported here.
+_UNSUPPORTED = ('tokenizer.model', 'vocab.json', 'merges.txt', 'vocab.txt')
 _T5_EOS_IDS = (1,)
 # All files that `write` may write.
 WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
@@ -47,26 +47,27 @@ def read(
   num_rows: int | None = None,
   may_have_sentinels: bool = True,
 ) -> AnyVocabulary:
-  """Reads a SentencePiece model, or what a folder has in tokenizer.json or else
-  in spiece.model.
+  """Reads a SentencePiece model, or the tokenizer.json or else the spiece.model
+  of a folder.
 
   Args:
     path: of the model or the folder.
-    extra_ids: how many sentinels follow the pieces of a SentencePiece model;
-      None for the number that the tokenizer's settings beside it state.
-    num_rows: of the embeddings, which decide where nothing is stated; see
-      `sentencepiece_vocabulary.load`.
-    may_have_sentinels: whether there can be any where nothing is stated.
+    extra_ids: the number of sentinels after the pieces of a SentencePiece
+      model; by default the one in the settings of the folder's tokenizer.
+    num_rows: the number of embeddings, from which the number of sentinels
+      follows if the settings lack it; see `sentencepiece_vocabulary.load`.
+    may_have_sentinels: whether there can be sentinels if the settings do not
+      say so.
 
   Raises:
-    ValueError: if there is no vocabulary, or it is broken, or the number of its
-      sentinels is not known.
+    ValueError: if there is no vocabulary, it is broken, or the number of its
+      sentinels is unknown.
     ImportError: without the package that reads it.
   """
   path = user_path(path)
   is_folder = path.is_dir()
   folder = path if is_folder else path.parent
-  # As in transformers: tokens may have been added that only this file has.
+  # As in transformers, tokenizer.json comes first: it may have added tokens.
   if is_folder and (folder / TOKENIZER).is_file():
     return huggingface_tokenizer.read_vocabulary(folder)
   model = path / SENTENCEPIECE if is_folder else path
@@ -88,25 +89,25 @@ def read(
 
 
 def missing(path: Path) -> ValueError:
-  """Makes the error for a model at `path` that has no vocabulary here."""
+  """Returns the error for a model at `path` without a supported vocabulary."""
   folder = path if path.is_dir() else path.parent
-  other_files = [name for name in _OTHERS if (folder / name).is_file()]
-  naming = 'name one (--vocabulary, or VOCABULARY in gin files)'
+  other_files = [name for name in _UNSUPPORTED if (folder / name).is_file()]
+  advice = 'pass one (--vocabulary, or VOCABULARY in gin files)'
   if not other_files:
     return ValueError(
       f'{path} has no vocabulary: put {TOKENIZER} or {SENTENCEPIECE} beside '
-      f'it, or {naming}'
+      f'it, or {advice}'
     )
   return ValueError(
-    f'{path} has no vocabulary that is read here: it has '
+    f'{path} has no supported vocabulary: it has '
     f'{" and ".join(other_files)}. Write {TOKENIZER} with save_pretrained of '
-    f'the tokenizer in transformers, or {naming}'
+    f'the tokenizer in transformers, or {advice}'
   )
 
 
 def _stated_sentinels(folder: Path) -> int | None:
-  """Returns how many sentinels the tokenizer's settings in a folder state, as a
-  number or one by one; None if they say nothing."""
+  """Returns the number of sentinels in the settings of a folder's tokenizer,
+  which state or list them; None if they do neither."""
   values = huggingface_tokenizer.tokenizer_settings(folder)
   numbers = sorted(
     int(match[1])
@@ -131,8 +132,8 @@ def _stated_sentinels(folder: Path) -> int | None:
 
 
 def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
-  """Raises ValueError for added tokens that SentencePiece would split, or that
-  have other ids than the settings of the tokenizer say."""
+  """Raises ValueError for added tokens that SentencePiece would split, or whose
+  ids differ from those in the settings of the tokenizer."""
   values = huggingface_tokenizer.tokenizer_settings(folder)
   stated_ids = huggingface_tokenizer.added_ids(folder, values)
   for text in huggingface_tokenizer.added_tokens(folder, values):
@@ -143,7 +144,7 @@ def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
       continue
     if token_id is None:
       raise ValueError(
-        f'{folder} has an added token {text!r} that {SENTENCEPIECE} has not: '
+        f'{folder} has an added token {text!r} that {SENTENCEPIECE} lacks: '
         f'write {TOKENIZER} by save_pretrained of the tokenizer in transformers'
       )
     if stated_ids.get(text, token_id) != token_id:
@@ -164,7 +165,7 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
       **vocabulary.roles,
     }
     if vocabulary.eos_ids not in ((), _T5_EOS_IDS):
-      # MADLAD-400's, say; else what config.json says of T5 is right.
+      # Such as MADLAD-400's; otherwise T5's default in config.json is right.
       eos_ids = list(vocabulary.eos_ids)
       _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
   elif isinstance(vocabulary, Vocabulary):

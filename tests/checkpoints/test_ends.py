@@ -134,7 +134,9 @@ def test_what_a_folder_states(tmp_path):
   # transformers then takes nothing from config.json.
   assert read('generation_config.json', eos_token_id=[7, 6]) == (1, 7, 6, 0, 2)
   assert read('generation_config.json', eos_token_id=0) == (1, 0, 2)
-  with pytest.raises(ValueError, match='eos_token_id 999 is of no token'):
+  with pytest.raises(
+    ValueError, match='eos_token_id 999 is not in the vocabulary'
+  ):
     read('generation_config.json', eos_token_id=[2, 999])
 
 
@@ -158,7 +160,9 @@ def test_what_a_folder_states_beside_spiece_model(t5_folder, stated, eos_ids):
   assert vocabulary.eos_ids == eos_ids
   assert vocabulary.encode('the')[-1] == 1
   path.write_text('{"eos_token_id": 85}')
-  with pytest.raises(ValueError, match='eos_token_id 85 is of no token'):
+  with pytest.raises(
+    ValueError, match='eos_token_id 85 is not in the vocabulary'
+  ):
     loading.load(str(t5_folder))
 
 
@@ -184,5 +188,7 @@ def test_what_a_model_states_for_another_vocabulary(tmp_path):
   smaller.mkdir()
   in_sentencepiece(smaller)
   (smaller / 'tokenizer_config.json').write_text('{"extra_ids": 0}')
-  with pytest.raises(ValueError, match='eos_token_id 264 is of no token'):
+  with pytest.raises(
+    ValueError, match='eos_token_id 264 is not in the vocabulary'
+  ):
     loading.load(str(file), vocabulary=str(smaller))

@@ -61,7 +61,7 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('files', 'message'),
   [
-    ([], r'put tokenizer\.json or spiece\.model beside it, or name one'),
+    ([], r'put tokenizer\.json or spiece\.model beside it, or pass one'),
     (
       ['tokenizer.model'],
       r'it has tokenizer\.model\. Write tokenizer\.json with save_pretrained',

@@ -105,7 +105,7 @@ COMPLAINTS = {
   'deep': ('a.jsonl', b'[' * 200_000, 'line 1', 'not JSON'),
   'surrogate': ('a.jsonl', rb'{"prompt": "\ud800"}', 'line 1', 'Unicode'),
   'not UTF-8': ('a.txt', b'ok\n\xff', 'a.txt, line 2', 'not UTF-8', 'byte 3'),
-  'nothing': ('a.txt', b'\n \n', 'holds no prompt'),
+  'nothing': ('a.txt', b'\n \n', 'has no prompt'),
 }
 
 

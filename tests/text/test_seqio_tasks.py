@@ -70,10 +70,10 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize('name', tasks.KNOWN)
+@pytest.mark.parametrize('name', tasks.TFDS_TASKS)
 def test_tasks_that_t5_users_know(name, tmp_path):
   features, stored, expected, metrics = DATA[name]
-  write_dataset(tmp_path, tasks.KNOWN[name].tfds_name, features, stored)
+  write_dataset(tmp_path, tasks.TFDS_TASKS[name].tfds_name, features, stored)
   # What judges predictions is the extra infer's.
   metric_fns = dict(*lazy.installed('specdec_jax.infer.quality:METRICS'))
   task = tasks.find(name, data_dir=str(tmp_path), metric_fns=metric_fns)

@@ -81,7 +81,7 @@ def test_text_and_tsv(tmp_path):
 @pytest.mark.parametrize(
   ('content', 'part'),
   [
-    (b'', 'holds no example'),
+    (b'', 'has no example'),
     (b'{"inputs": "a"}\n\n"\xff', r'line 3 is not UTF-8.* at byte 18'),
     (b'{"inputs": "a"}\n{', 'line 2.*JSON'),
     (b'[1]', 'line 1.*object'),
