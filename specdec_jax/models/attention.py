@@ -31,10 +31,10 @@ def placed(
   placement is for another number of tokens or another capacity.
   """
   if placement is not None:
-    found, expected = placement.mask.shape[1:], (num_tokens, capacity)
-    if found != expected:
+    sizes, expected = placement.mask.shape[1:], (num_tokens, capacity)
+    if sizes != expected:
       raise ValueError(
-        f'a placement is of {found} tokens and positions, expected {expected}'
+        f'the placement has {sizes} tokens and positions, expected {expected}'
       )
     return placement
   # Rows of 2 and 0 entries, and T = 3: positions [2, 3, 4] and [0, 1, 2]. The

@@ -1,5 +1,5 @@
-"""The families of networks: one table of what the rest of the package needs
-from a network, and functions that look it up by a network's sizes.
+"""The families of networks: a table that describes every network to the rest
+of the package, and functions that look it up by a network's config.
 
 A new network is a module, a row of `FAMILIES`, and tests.
 """
@@ -127,13 +127,13 @@ FAMILIES = (
 
 
 def of(config: AnyConfig) -> Family:
-  """Looks up the family of these sizes; ValueError if there is none."""
+  """Looks up the family of a config; ValueError if there is none."""
   # The exact class: a subclass would be another network.
   for family in FAMILIES:
     if type(config) is family.config:
       return family
   raise ValueError(
-    f'a {type(config).__name__} is of no family: add it to FAMILIES'
+    f'a {type(config).__name__} has no family: add it to FAMILIES'
   )
 
 
@@ -150,13 +150,14 @@ def only_drafts(config: AnyConfig) -> bool:
 def drafts_for(config: AnyConfig) -> str | None:
   """Names the drafter that a network is for; None for a whole model."""
   drafts = of(config).drafts
-  return drafts and drafts.kind
+  return drafts and drafts.drafter
 
 
 def init_params(config: AnyConfig, rng_key: Array) -> Weights:
   """Initialises float32 parameters."""
-  if (make := of(config).init_params) is not None:
-    return make(config, rng_key)
+  family_init = of(config).init_params
+  if family_init is not None:
+    return family_init(config, rng_key)
   return networks.init_params(network(config), rng_key)
 
 
@@ -174,10 +175,10 @@ def network(config: AnyConfig) -> Network:
   """Makes a model's `Network`; ValueError if its family has no module."""
   family = of(config)
   if family.module is None:
-    what = 'keeps no streams that a drafter could read'
+    reason = 'has no streams that a drafter could read'
     if family.drafts is not None:
-      what = 'only drafts and is no language model'
-    raise ValueError(f'a {family.name} {what}: give another model')
+      reason = 'only drafts and is no language model'
+    raise ValueError(f'a {family.name} {reason}: use another model')
   return Network(
     module=family.module(config),
     config=config,
@@ -195,7 +196,7 @@ def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
   family = of(config)
   if family.drafts is None:
     raise ValueError(
-      f'a {family.name} is a whole model: give one that only drafts'
+      f'a {family.name} is a whole model: use one that only drafts'
     )
   return family.drafts.bind(network(target), config, width=width)
 

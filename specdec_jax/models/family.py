@@ -1,5 +1,5 @@
-"""What the rest of the package needs from a network: a row of
-`families.FAMILIES`."""
+"""The row of `families.FAMILIES` that describes a network to the rest of the
+package."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,18 +15,18 @@ class Drafts(NamedTuple):
   """The purpose of a network that only drafts.
 
   Attributes:
-    kind: the drafter that it is for, by its name among `assembly`'s choices.
+    drafter: the drafter that uses it, by its name in `assembly`.
     bind: `(target, config, width=) -> Bound`: binds the network to a target,
-      which then keeps what the network reads at the first `width` tokens of a
-      call. `target` is the target's `Network`.
+      the target's `Network`, which then stores the features that the network
+      reads at the first `width` tokens of a call.
   """
 
-  kind: str
+  drafter: str
   bind: Callable[..., Bound]
 
 
 class Family(NamedTuple):
-  """Networks of one kind. Callables take an instance of `config` first.
+  """Networks of one architecture. The first argument of callables is a config.
 
   Attributes:
     name: the network's name in model.json.

@@ -21,7 +21,7 @@ from specdec_jax.sharding import rules
 
 @base.value
 class Packed:
-  """Keys or values as integers, and what they are multiplied by.
+  """Quantized keys or values: integers and their scales.
 
   Attributes:
     values: int8 `[B, H, S, D]`.
@@ -65,13 +65,13 @@ class CrossCache:
 
 @base.value
 class KVCache:
-  """What a decoder keeps between calls.
+  """The cache of a decoder.
 
   Attributes:
     keys: `[B, H, S, D]` of each layer (H key-value heads, S capacity, D head
       size), as `values`. Heads come before positions, so that attention
       contracts the cache as it lies.
-    lengths: int32 `[B]`, how many positions of each row count.
+    lengths: int32 `[B]`, the number of valid positions of every row.
     encoder: cross-attention's, if there is an encoder.
   """
 
@@ -86,7 +86,7 @@ class KVCache:
 
   @property
   def crosses(self) -> Sequence[Cross | None]:
-    """What each layer reads of the encoder; None without one."""
+    """The encoder's keys, values and mask for every layer; None without one."""
     encoder = self.encoder
     return encoder.by_layer if encoder else [None] * len(self.keys)
 
@@ -112,8 +112,8 @@ def init(
   def empty_layer(num_heads: int, head_dim: int) -> Entries:
     shape = batch_size, num_heads, capacity, head_dim
     entries = jax.ShapeDtypeStruct(shape, config.dtype)
-    kept = jax.eval_shape(lambda x: _kept(config, x), entries)
-    return jax.tree.map(jnp.zeros_like, kept)
+    shapes = jax.eval_shape(lambda x: _stored(config, x), entries)
+    return jax.tree.map(jnp.zeros_like, shapes)
 
   empty = lambda: tuple(empty_layer(*layer_heads) for layer_heads in heads)
   return KVCache(
@@ -131,12 +131,12 @@ def crossed(
     *[layer.encoder_decoder_attention.keys_values(encoded) for layer in stack],
     strict=True,
   )
-  keep = lambda entries: tuple(_kept(config, each) for each in entries)
-  return CrossCache(keys=keep(keys), values=keep(values), mask=mask)
+  store = lambda layers: tuple(_stored(config, entries) for entries in layers)
+  return CrossCache(keys=store(keys), values=store(values), mask=mask)
 
 
-def _kept(config: Any, entries: Array) -> Entries:
-  """Packs keys or values if `config.cache_dtype` asks for it."""
+def _stored(config: Any, entries: Array) -> Entries:
+  """Quantizes keys or values if `config.cache_dtype` is set."""
   is_packed = getattr(config, 'cache_dtype', None) is not None
   return packed(entries) if is_packed else entries
 
@@ -242,8 +242,8 @@ def _read_rows(buffer: Array, starts: Array, span: int) -> Array:
     size = (1, num_heads, span, head_dim)
     return jax.lax.platform_dependent(
       jax.lax.dynamic_slice(buffer, start, size),
-      tpu=lambda found: layout.with_layout_constraint(found, order),
-      default=lambda found: found,
+      tpu=lambda entries: layout.with_layout_constraint(entries, order),
+      default=lambda entries: entries,
     )
 
   if batch_size <= _MAX_UNROLLED_ROWS:
@@ -253,8 +253,8 @@ def _read_rows(buffer: Array, starts: Array, span: int) -> Array:
 
 
 def _axes_on_tpus(capacity: int, head_dim: int) -> layout.Layout:
-  """Chooses the axis order in which a cache takes the least room: TPUs pad the
-  last axis to 128 entries and the one before to 8."""
+  """Returns the axis order in which a cache takes the least memory: TPUs pad
+  the last axis to 128 entries and the one before to 8."""
   padded = lambda last, before: -(-last // 128) * 128 * (-(-before // 8) * 8)
   if padded(capacity, head_dim) < padded(head_dim, capacity):
     return layout.Layout((0, 1, 3, 2))

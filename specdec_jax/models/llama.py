@@ -111,15 +111,16 @@ class LlamaConfig:
 def rope_divisors(
   scaling: RopeScaling, *, base: float, head_dim: int
 ) -> np.ndarray:
-  """Computes what scaling divides each rotary frequency by, float32 `[D / 2]`,
-  highest frequency first."""
-  # `turns` of each frequency within the original context: slow ones, below
-  # `low`, are divided by the whole factor, fast ones, above `high`, by 1.
+  """Computes the divisors of the rotary frequencies, float32 `[D / 2]`, highest
+  frequency first."""
+  # `turns` are those of a frequency within the original context: slow ones,
+  # below `low`, are divided by `factor`, fast ones, above `high`, by 1.
   frequencies = base ** -(np.arange(head_dim // 2) / (head_dim // 2))
   turns = scaling.original_max_positions * frequencies / (2 * np.pi)
   low, high = scaling.low_freq_factor, scaling.high_freq_factor
-  kept = np.clip((turns - low) / (high - low), 0, 1)
-  return (1 / (kept + (1 - kept) / scaling.factor)).astype(np.float32)
+  share = np.clip((turns - low) / (high - low), 0, 1)
+  multipliers = share + (1 - share) / scaling.factor
+  return (1 / multipliers).astype(np.float32)
 
 
 def rotate(

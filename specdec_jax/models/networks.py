@@ -1,4 +1,4 @@
-"""Makes of networks the functions that decoding calls: `base.LanguageModel`."""
+"""The functions that decoding calls, `base.LanguageModel`, of networks."""
 
 import contextlib
 import contextvars
@@ -27,7 +27,7 @@ LayerFn = Callable[[Array, Past | None], tuple[Array, Entries, Entries]]
 
 Layer = TypeVar('Layer', bound=nn.Module)
 # A cache to append to, if there is one.
-Kept = TypeVar('Kept', KVCache, KVCache | None)
+MaybeCache = TypeVar('MaybeCache', KVCache, KVCache | None)
 # One class for all stacks of a layer.
 _jitted: Any = functools.cache(nn.jit)
 
@@ -61,18 +61,18 @@ def through(
   module: nn.Module,
   stack: Iterable[LayerFn],
   x: Array,
-  past: Kept,
+  past: MaybeCache,
   sources: Sequence[int] | None = None,
-) -> tuple[Array, Kept]:
+) -> tuple[Array, MaybeCache]:
   """Applies a stack of layers to a residual stream `[B, T, embed]`.
 
-  `sources`, if given, names for each layer the earlier layer whose keys and
-  values it reads, or itself if it has its own; the first layers have their own,
-  and only they have entries in the cache.
+  `sources` has for every layer the number of the layer whose keys and values it
+  reads: its own, or that of an earlier one. The layers with keys of their own
+  come first, and only they have entries in the cache.
 
-  Returns the stream that leaves the last layer, and the cache with T more
-  positions. `models.taps` can keep the streams between layers; sowing them
-  costs nothing unless it asks for them.
+  Returns the output of the last layer, and the cache with T more positions.
+  `models.taps` can collect the streams between layers; to sow them costs
+  nothing unless it does.
   """
   keys: list[Entries] = []
   values: list[Entries] = []
@@ -80,16 +80,16 @@ def through(
   for i, layer in enumerate(stack):
     source = i if sources is None else sources[i]
     if source < len(keys):
-      # They have this call's tokens, too, which the source has appended.
+      # The source has already appended this call's tokens.
       lengths = jnp.zeros(x.shape[0], jnp.int32)
       if past is not None:
         lengths = past.lengths
       x, _, _ = layer(x, (keys[source], values[source], lengths))
     else:
-      kept = None
+      layer_past = None
       if past is not None:
-        kept = past.keys[i], past.values[i], past.lengths
-      x, layer_keys, layer_values = layer(x, kept)
+        layer_past = past.keys[i], past.values[i], past.lengths
+      x, layer_keys, layer_values = layer(x, layer_past)
       keys.append(layer_keys)
       values.append(layer_values)
     # Stream i enters layer i; two layers have the streams 0, 1 and 2.
@@ -125,10 +125,10 @@ class Network:
 
   def token_embedder(self, params: Weights) -> Weights:
     """Returns the parameters of the decoder's token embeddings."""
-    # At the top of the tree, unless they are the decoder's alone: those of a
-    # T5Gemma, and of a T5 without an encoder.
-    own = params.get('token_embedder')
-    return own or params['decoder']['token_embedder']
+    # At the top of the tree, or in `decoder` if the encoder does not share
+    # them: in a T5Gemma, and in a T5 without an encoder.
+    shared = params.get('token_embedder')
+    return shared or params['decoder']['token_embedder']
 
   def before_prompt(
     self, params: Weights, prompt: Prompt, max_len: int
@@ -140,16 +140,18 @@ class Network:
     ValueError if encoder tokens are missing or not expected.
     """
     if (prompt.encoder_tokens is None) == self.has_encoder:
-      needs = 'has no encoder and takes no encoder tokens: give none'
       if self.has_encoder:
-        needs = 'needs encoder tokens: give them in the prompt'
-      raise ValueError(f'the model {needs}')
+        raise ValueError(
+          'the model needs encoder tokens: add them to the prompt'
+        )
+      raise ValueError('the model has no encoder: remove the encoder tokens')
     batch_size, prompt_len = prompt.decoder_tokens.shape
     capacity = max(max_len, prompt_len)
     cache = kv_cache.init(self.config, batch_size, capacity, self.num_layers)
-    if (source := prompt.encoder_tokens) is not None:
-      read = applied(self.module)(params, source, method='cross_cache')
-      cache = dataclasses.replace(cache, encoder=read)
+    source = prompt.encoder_tokens
+    if source is not None:
+      cross = applied(self.module)(params, source, method='cross_cache')
+      cache = dataclasses.replace(cache, encoder=cross)
     return cache, prompt.decoder_tokens[:, :-1]
 
   def project(
@@ -167,15 +169,15 @@ class Bound(NamedTuple):
   """A network that only drafts, bound to its target.
 
   Attributes:
-    model: what its drafter takes, such as `drafters.eagle.EagleModel`.
+    model: the model for its drafter, such as `drafters.eagle.EagleModel`.
     target: the target's functions, if the network reads more of the target than
       its tokens; None for the usual ones.
-    join: `(target_params, own_params) -> params` of the drafter.
+    join: `(target_params, network_params) -> params` of the drafter.
   """
 
   model: Any
   target: LanguageModel | None = None
-  join: Callable[[Any, Any], Any] = lambda target, own: own
+  join: Callable[[Any, Any], Any] = lambda target, network: network
 
 
 def init_params(network: Network, rng_key: Array) -> Weights:
@@ -197,7 +199,7 @@ def init_params(network: Network, rng_key: Array) -> Weights:
 
 
 def language_model(network: Network) -> LanguageModel:
-  """Makes the functions that decoding calls."""
+  """Returns the functions that decoding calls."""
   apply = applied(network.module)
 
   def init(params: Weights, prompt: Prompt, max_len: int) -> Any:

@@ -22,7 +22,7 @@ DTYPES = ('float32', 'bfloat16')
 
 
 def _value(value: object) -> object:
-  """Converts a value of the file to that of a configuration's field."""
+  """Converts a value of the file to that of a config's field."""
   if isinstance(value, dict):
     return RopeScaling(**value)
   return tuple(value) if isinstance(value, list) else value
@@ -33,23 +33,25 @@ def _read() -> dict[str, AnyConfig]:
   file = resources.files('specdec_jax.models').joinpath('presets.toml')
   groups = tomllib.loads(file.read_text(encoding='utf-8'))
   configs = {family.name: family.config for family in families.FAMILIES}
-  found: dict[str, AnyConfig] = {}
-  for name, own in groups.items():
-    # A group follows the one it is `like`, which is complete by then.
-    groups[name] = group = groups.get(own.pop('like', ''), {}) | own
-    others = {'family', 'columns', 'models', 'prefix'}
-    shared = {key: group[key] for key in group.keys() - others}
-    prefix = own.get('prefix', name)
+  presets: dict[str, AnyConfig] = {}
+  for name, table in groups.items():
+    # A group may start from an earlier one, which it names as `like`.
+    base = groups.get(table.pop('like', ''), {})
+    group = base | table
+    groups[name] = group
+    # All keys but these are sizes that the group's models share.
+    non_sizes = {'family', 'columns', 'models', 'prefix'}
+    shared = {key: group[key] for key in group.keys() - non_sizes}
+    prefix = table.get('prefix', name)
     for model, row in group.get('models', {}).items():
       # Of columns [a, b], the row [1, 2, {c = 3}] has the sizes a=1, b=2, c=3.
       is_special = isinstance(row[-1], dict)
       special = row[-1] if is_special else {}
       columns = zip(group['columns'], row[: len(row) - is_special], strict=True)
       sizes = shared | dict(columns) | special
-      found[f'{prefix}_{model}'] = configs[group['family']](
-        **{key: _value(value) for key, value in sizes.items()}
-      )
-  return found
+      fields = {key: _value(value) for key, value in sizes.items()}
+      presets[f'{prefix}_{model}'] = configs[group['family']](**fields)
+  return presets
 
 
 _ALL = _read()
@@ -110,19 +112,19 @@ def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
   sizes = {'num_kv_heads': target.num_heads} | {
     field: value for field, value in vars(target).items() if field in fields
   }
-  own = {
+  eagle_sizes = {
     'target_embed_dim': target.embed_dim,
     'draft_vocab_size': num_drafted,
     'fc_norm': True,
     'norm_before_next': True,
     'dtype': dtype,
   }
-  return EagleConfig(**sizes | own)
+  return EagleConfig(**sizes | eagle_sizes)
 
 
-def _named(name: str, known: Mapping[str, _Sizes]) -> _Sizes:
-  if name not in known:
-    names = ', '.join(known)
-    hint = did_you_mean(name, known)
-    raise ValueError(f'no sizes are called {name!r}; there are {names}{hint}')
-  return known[name]
+def _named(name: str, table: Mapping[str, _Sizes]) -> _Sizes:
+  if name not in table:
+    names = ', '.join(table)
+    hint = did_you_mean(name, table)
+    raise ValueError(f'unknown preset {name!r}, expected one of {names}{hint}')
+  return table[name]

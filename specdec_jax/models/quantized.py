@@ -1,11 +1,11 @@
-"""Weights of few bits: integers, kept packed, and scales beside them.
+"""Quantized weights: integers of few bits, and their scales.
 
 The conventions are those of qwix (github.com/google/qwix, its `QArray`):
 symmetric, from the largest magnitude, to all values that the bits have, and
-scales of the weights' rank. A matrix keeps its name and shape, so that what
-reads shapes or names of parameters reads these; `kernel` has its scales, in
-float32, as `kernel_scale`. Activations are not quantised: the product is of
-the integers in the activations' dtype, and the scale comes after it.
+scales of the weights' rank. A quantized matrix has the same name and shape; the
+float32 scales of `kernel` are `kernel_scale`. Activations are not quantized:
+products are of the integers in the activations' dtype, and the scale is applied
+to the result.
 """
 
 import functools
@@ -32,13 +32,12 @@ COPIES = FLOAT32, ROWS, TILES, TRANSPOSED
 
 
 class Bits(NamedTuple):
-  """How weights are packed.
+  """The quantization of weights.
 
   Attributes:
-    bits: of each weight; up to 4 are kept in 4 bits, but on CPUs, and others
-      in 8.
-    group: weights that share a scale, along the axis that is summed over; None
-      for all of an output channel, or of an embedding.
+    bits: of a weight; stored in 4 bits if at most 4, but on CPUs, else in 8.
+    group: the number of weights that share a scale, along the contracted axis;
+      None for all of an output channel, or of an embedding.
   """
 
   bits: int
@@ -47,13 +46,13 @@ class Bits(NamedTuple):
 
 def bits_of(text: str) -> Bits:
   """Reads `int8`, `int4` or, with a group, `int4:64`; ValueError for others."""
-  found = re.fullmatch(r'int([2-8])(?::([1-9]\d*))?', text)
-  if not found:
+  match = re.fullmatch(r'int([2-8])(?::([1-9]\d*))?', text)
+  if not match:
     raise ValueError(
-      f'weights {text!r} are none of int8, int4 or, with a scale for each 64 '
+      f'weights {text!r} are none of int8, int4 or, with a scale for every 64 '
       'of them, int4:64'
     )
-  return Bits(int(found[1]), int(found[2]) if found[2] else None)
+  return Bits(int(match[1]), int(match[2]) if match[2] else None)
 
 
 def is_packed(leaf: Any) -> bool:
@@ -64,37 +63,36 @@ def is_packed(leaf: Any) -> bool:
 
 
 def packed(params: Arrays, bits: Bits, *, keep: Collection[str] = ()) -> Arrays:
-  """Packs the matrices of a network's parameters, a tree of arrays or shapes.
+  """Quantizes the matrices of a tree of parameters, arrays or shapes.
 
-  What is named in `keep`, or is no matrix, stays the same object. Matrices that
-  are packed in more bits are packed again; copies for CPUs are left out. Raises
-  ValueError if a group does not divide an axis.
+  Names in `keep`, and other leaves, stay the same objects. Matrices of more
+  bits are quantized again; copies for CPUs are left out. Raises ValueError if a
+  group does not divide an axis.
   """
-  found: dict[str, Arrays] = {}
+  tree: dict[str, Arrays] = {}
   for name, leaf in params.items():
     if name in keep:
-      found[name] = leaf
+      tree[name] = leaf
     elif isinstance(leaf, dict):
-      found[name] = packed(leaf, bits, keep=keep)
+      tree[name] = packed(leaf, bits, keep=keep)
     elif name in _CONTRACTED:
-      pair = leaf, params.get(name + SCALE)
-      packing = bits, _contracted(name, leaf)
-      values, scale = (
-        pair if _is_in(*pair, *packing) else _packed(*pair, *packing)
-      )
-      found |= {name: _narrow(values, bits), name + SCALE: scale}
-    elif name not in found and not name.startswith(COPIES):
-      found[name] = leaf
-  return found
+      values, scale = leaf, params.get(name + SCALE)
+      axis = _contracted(name, leaf)
+      if not _is_in(values, scale, bits, axis):
+        values, scale = _packed(values, scale, bits, axis)
+      tree |= {name: _narrow(values, bits), name + SCALE: scale}
+    elif name not in tree and not name.startswith(COPIES):
+      tree[name] = leaf
+  return tree
 
 
 def _contracted(name: str, leaf: Any) -> int:
-  """Returns the axis that products sum over, from 0 on."""
+  """Returns the axis that products contract, counted from 0."""
   return len(leaf.shape) + _CONTRACTED[name]
 
 
 def _is_in(values: Arrays, scale: Arrays, bits: Bits, axis: int) -> bool:
-  """Tells whether a matrix is already in so few bits, with such groups."""
+  """Tells whether a matrix already has at most these bits, and these groups."""
   if scale is None or scale.shape[axis] != (
     values.shape[axis] // (bits.group or values.shape[axis])
   ):
@@ -108,7 +106,7 @@ def _is_in(values: Arrays, scale: Arrays, bits: Bits, axis: int) -> bool:
 def _packed(
   weights: Arrays, scale: Arrays, bits: Bits, axis: int
 ) -> tuple[Arrays, Arrays]:
-  """Packs a matrix, whole or packed otherwise, as integers and scales."""
+  """Quantizes a matrix, which may have another quantization."""
   pack = functools.partial(_pack, bits=bits, axis=axis)
   if isinstance(weights, jax.ShapeDtypeStruct):
     values, scale = jax.eval_shape(pack, weights)
@@ -119,12 +117,12 @@ def _packed(
 
 
 def _narrow(values: Arrays, bits: Bits) -> Arrays:
-  """Converts integers to the dtype that stores so many bits."""
+  """Converts integers to the smallest dtype for these bits."""
   if bits.bits > 4:
     return values
   if isinstance(values, jax.ShapeDtypeStruct):
     return values.update(dtype=jnp.int4)
-  # Half bytes are slow on CPUs, and programs disagree about their layout.
+  # 4-bit types are slow on CPUs, and programs disagree about their layout.
   is_cpu = jax.default_backend() == 'cpu'
   return values if is_cpu else values.astype(jnp.int4)
 
@@ -137,19 +135,19 @@ def in_bytes(params: Arrays) -> Arrays:
 
 
 def name_of(params: Arrays) -> str | None:
-  """Names how a tree is packed, as `bits_of` reads it; None if it is not."""
-  found = [*_pairs(params)]
-  if not found:
+  """Returns the quantization of a tree, as `bits_of` reads it; None without."""
+  pairs = [*_pairs(params)]
+  if not pairs:
     return None
   # A full range: the highest is 7 or the lowest -8 in 4 bits.
-  most = max(max(int(x.max()) + 1, -int(x.min())) for _, x, _ in found)
-  groups = (x.shape[i] // s.shape[i] for i, x, s in found if s.shape[i] > 1)
+  most = max(max(int(x.max()) + 1, -int(x.min())) for _, x, _ in pairs)
+  groups = (x.shape[i] // s.shape[i] for i, x, s in pairs if s.shape[i] > 1)
   end = ''.join(f':{group}' for group in {*groups})
   return f'int{max(most, 2).bit_length()}{end}'
 
 
 def _pairs(params: Arrays) -> Iterator[tuple[int, Arrays, Arrays]]:
-  """Yields the axis, the integers and the scales of each packed matrix."""
+  """Yields the axis, the integers and the scales of every quantized matrix."""
   for name, leaf in params.items():
     if isinstance(leaf, dict):
       yield from _pairs(leaf)
@@ -164,7 +162,7 @@ def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
   group = bits.group or size
   if size % group:
     raise ValueError(
-      f'groups of {group} weights do not divide an axis of {size}: give a '
+      f'groups of {group} weights do not divide an axis of {size}: use a '
       'group size that does, or none'
     )
   # [4, out] in groups of 2 is [2, 2, out], with maxima [2, 1, out].
@@ -182,8 +180,8 @@ def _pack(weights: Array, *, bits: Bits, axis: int) -> tuple[Array, Array]:
 
 
 def unpacked(values: Array, scale: Array, dtype: Any = jnp.float32) -> Array:
-  """Computes the weights that packed ones stand for."""
-  # Scales [2, out] of values [4, out]: each for 2 of 4 rows.
+  """Dequantizes weights."""
+  # Scales [2, out] of values [4, out]: one for every 2 of 4 rows.
   for axis, (size, count) in enumerate(
     zip(values.shape, scale.shape, strict=True)
   ):
@@ -223,10 +221,11 @@ def product(x: Array, values: Array, scale: Array, axis: int = 0) -> Array:
 
 def look_up(params: Arrays, tokens: Array, dtype: Any) -> Array:
   """Looks up rows `[B, T, embed]` in the parameters of an `Embed`; ids clip."""
-  of = lambda name: jnp.take(params[name], tokens, axis=0, mode='clip')
-  if (scale := 'embedding' + SCALE) not in params:
-    return of('embedding').astype(dtype)
+  rows_of = lambda name: jnp.take(params[name], tokens, axis=0, mode='clip')
+  scale = 'embedding' + SCALE
+  if scale not in params:
+    return rows_of('embedding').astype(dtype)
   if tokens.size > 1:
-    return unpacked(of('embedding'), of(scale), dtype)
+    return unpacked(rows_of('embedding'), rows_of(scale), dtype)
   # A TPU would lay the whole table out anew for a slice of one row.
   return look_up(params, jnp.repeat(tokens, 2, axis=1), dtype)[:, :1]

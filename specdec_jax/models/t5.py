@@ -26,7 +26,7 @@ from specdec_jax.models import (
 from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.models.kv_cache import Cross, CrossCache, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
-from specdec_jax.models.networks import Kept
+from specdec_jax.models.networks import MaybeCache
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
 
@@ -84,8 +84,8 @@ class Decoder(nn.Module):
     tokens: Array,
     placement: Placement,
     crosses: Iterable[Cross | None],
-    past: Kept,
-  ) -> tuple[Array, Kept]:
+    past: MaybeCache,
+  ) -> tuple[Array, MaybeCache]:
     """Runs the stack over T new tokens.
 
     Args:

@@ -1,8 +1,8 @@
-"""Language models that keep residual streams beside their cache.
+"""Language models that store residual streams along with their cache.
 
 Stream i is the input of layer i, counted from 0, and thus the output of layer
-i - 1; with n layers, stream n leaves the last one. `LAST` is the input of
-`project`, of which logits are made. `networks.through` sows the streams.
+i - 1; with n layers, stream n is the output of the last one. `LAST` is the
+input of `project`, which computes logits. `networks.through` sows the streams.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ def check(network: Network, chosen: Sequence[int]) -> None:
 def last_call(
   network: Network, chosen: Sequence[int], *, width: int
 ) -> LanguageModel:
-  """Makes a language model that keeps the streams of the first `width` tokens
-  of a call, and those of the prompt, in a `FeatureCache`.
+  """Returns a language model that stores the streams of the first `width`
+  tokens of a call, and those of the prompt, in a `FeatureCache`.
 
-  Streams of k layers are concatenated, `[B, T, k * embed]`. Of tokens with a
-  placement all are kept, until `gather` leaves `width` of them. Raises
+  Streams of k layers are concatenated, `[B, T, k * embed]`. All tokens with a
+  placement are stored, until `gather` selects `width` of them. Raises
   ValueError for a layer that does not exist.
   """
 
@@ -49,11 +49,11 @@ def last_call(
     last = lengths - 1
     if not streams.shape[1]:
       streams = jnp.pad(streams, ((0, 0), (0, 1), (0, 0)))
-    kept = arrays.read_block(streams, last, width)
+    block = arrays.read_block(streams, last, width)
     has_any = (last >= 0)[:, None, None]
     return FeatureCache(
       target=target,
-      features=jnp.where(has_any, kept, jnp.zeros_like(kept)),
+      features=jnp.where(has_any, block, jnp.zeros_like(block)),
       starts=last.astype(jnp.int32),
       prompt=streams,
     )
@@ -101,7 +101,7 @@ class StreamsCache:
 
 
 def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
-  """Makes a language model that keeps the streams of every position, in a
+  """Returns a language model that stores the streams of every position, in a
   `StreamsCache`. Raises ValueError for a layer that does not exist."""
 
   def begin(target: Any, streams: Array, lengths: Array) -> StreamsCache:
@@ -142,7 +142,7 @@ def _tapped(
   keep: Callable[[Any, Array, Placement | None], Any],
   move: Callable[[Any, Array, Array, int], Any],
 ) -> LanguageModel:
-  """Makes a language model whose cache holds the network's as `target`.
+  """Returns a language model whose cache has the network's as `target`.
 
   `begin` makes that cache from the network's after the prefill, the prompt's
   streams and its lengths; `keep` stores the streams of a call, before the
@@ -154,7 +154,7 @@ def _tapped(
     target, tokens = network.before_prompt(params, prompt, max_len)
     shape = *tokens.shape, len(chosen) * network.config.embed_dim
     streams = jnp.zeros(shape, network.config.dtype)
-    # The last token of a prompt is fed later: a prompt of one feeds none here.
+    # The last token of a prompt is fed later: of a prompt of one, none is fed.
     if tokens.shape[1]:
       _, target, streams = run(params, tokens, target)
     lengths = prompt.decoder_lengths - 1
@@ -186,9 +186,9 @@ def _tapped(
 def _with_streams(
   network: Network, chosen: Sequence[int]
 ) -> Callable[..., tuple[Array, Any, Array]]:
-  """Makes the network's `extend` return streams as well: `(params, tokens,
-  cache, placement=None) -> (x, cache, streams[B, T, k * embed])`, where `x` is
-  what `project` takes."""
+  """Returns the network's `extend` with streams: `(params, tokens, cache,
+  placement=None) -> (x, cache, streams[B, T, k * embed])`, where `x` is the
+  input of `project`."""
   check(network, chosen)
 
   def run(params: Weights, *args: Any) -> tuple[Array, Any, Array]:

@@ -165,8 +165,10 @@ class Assistant(nn.Module):
     logits = jnp.einsum(
       'btd,btnd->btn', x, rows, preferred_element_type=jnp.float32
     )
-    whole = jnp.full((*x.shape[:2], config.vocab_size), NEVER, jnp.float32)
-    return jnp.put_along_axis(whole, ids, logits, axis=-1, inplace=False)
+    # All tokens outside of the chosen clusters have the logit NEVER.
+    shape = *x.shape[:2], config.vocab_size
+    all_logits = jnp.full(shape, NEVER, jnp.float32)
+    return jnp.put_along_axis(all_logits, ids, logits, axis=-1, inplace=False)
 
 
 def init_params(config: AssistantConfig, rng_key: Array) -> Weights:
@@ -251,31 +253,32 @@ def bind(target: Network, config: AssistantConfig, *, width: int) -> Bound:
   return Bound(
     model=AssistantModel(step),
     target=taps.last_call(target, (taps.LAST,), width=width),
-    join=lambda params, own: {
-      'assistant': own,
+    join=lambda params, assistant_params: {
+      'assistant': assistant_params,
       'token_embedder': target.token_embedder(params),
     },
   )
 
 
 def _sources(target: Gemma4Config, config: AssistantConfig) -> dict[bool, int]:
-  """Returns the layers whose keys and values are read: at True the target's
-  last one with a window, at False its last full one."""
+  """Returns the layers whose keys and values are read: by True the target's
+  last one with a window, by False its last full one."""
   windows = attention.layer_windows(target)[: target.num_cached_layers]
   sources: dict[bool, int] = {}
   for window in sorted(set(attention.layer_windows(config))):
     has_window = window > 0
-    alike = [i for i, w in enumerate(windows) if (w > 0) == has_window]
-    kind = 'with a window' if has_window else 'without a window'
-    if not alike:
+    candidates = [i for i, w in enumerate(windows) if (w > 0) == has_window]
+    label = 'with a window' if has_window else 'without a window'
+    if not candidates:
       raise ValueError(
-        f'the assistant reads a layer {kind}; the target has none'
+        f'the assistant reads a layer {label}; the target has none'
       )
-    layer = alike[-1]
-    heads, needed = target.heads(windows[layer]), config.layers().heads(window)
+    layer = candidates[-1]
+    heads = target.heads(windows[layer])
+    needed = config.layers().heads(window)
     if heads[1:3] != needed[1:3]:
       raise ValueError(
-        f'layers {kind} of the target have {heads.num_kv_heads} key-value '
+        f'layers {label} of the target have {heads.num_kv_heads} key-value '
         f'heads of {heads.head_dim}; the assistant reads '
         f'{needed.num_kv_heads} of {needed.head_dim}'
       )

@@ -222,13 +222,14 @@ class BlockDecoder(nn.Module):
   ) -> tuple[Array, Array]:
     """Computes the first layer's keys and values for all blocks, `[B, H, 2 N,
     D]`."""
-    # They do not depend on the block: each position has two, as a token and as
-    # a mask, and a block's attention mask shows one of them.
-    known, masked = self._text_keys_values(embedded), memory.copy_keys_values
+    # They do not depend on the block: a position has one entry as a token and
+    # one as a mask, and a block's attention mask shows one of the two.
+    token_entries = self._text_keys_values(embedded)
+    mask_entries = memory.copy_keys_values
     num_positions = embedded.shape[1]
     keys, values = (
       jnp.concatenate([of_token, of_mask[:, :, :num_positions]], axis=2)
-      for of_token, of_mask in zip(known, masked, strict=True)
+      for of_token, of_mask in zip(token_entries, mask_entries, strict=True)
     )
     return keys, values
 

@@ -327,18 +327,17 @@ def bind(target: Network, config: BlockDrafterConfig, *, width: int) -> Bound:
   """
   _check_fits(target, config)
 
-  def join(params: Weights, own: Weights) -> Weights:
-    def completed(params: Weights, own: Weights) -> Weights:
-      rows = head_rows(target, params, own['target_ids'])
+  def join(params: Weights, block_params: Weights) -> Weights:
+    def completed(params: Weights, block_params: Weights) -> Weights:
+      rows = head_rows(target, params, block_params['target_ids'])
       embedder = target.token_embedder(params)
-      return with_mask(config, {**own, LOGITS: rows}, embedder)
+      return with_mask(config, {**block_params, LOGITS: rows}, embedder)
 
-    is_shape = isinstance(own['target_ids'], jax.ShapeDtypeStruct)
-    block = (
-      jax.eval_shape(completed, params, own)
-      if is_shape
-      else completed(params, own)
-    )
+    # Trees of shapes are joined, too.
+    if isinstance(block_params['target_ids'], jax.ShapeDtypeStruct):
+      block = jax.eval_shape(completed, params, block_params)
+    else:
+      block = completed(params, block_params)
     return {'block': block, 'token_embedder': target.token_embedder(params)}
 
   return Bound(
@@ -387,10 +386,13 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
     )
 
   def read(params: Weights, features: Array, cache: BlockCache) -> BlockCache:
-    own, text = params['block'], cache.text
-    context = apply(own, features, method=BlockDrafter.join)
+    block_params = params['block']
+    text = cache.text
+    context = apply(block_params, features, method=BlockDrafter.join)
     positions = arrays.block_positions(text.lengths, context.shape[1])
-    pairs = apply(own, context, positions, method=BlockDrafter.keys_values)
+    pairs = apply(
+      block_params, context, positions, method=BlockDrafter.keys_values
+    )
     append = functools.partial(kv_cache.append, lengths=text.lengths)
     keys, values = zip(*pairs, strict=True)
     text = dataclasses.replace(
@@ -404,17 +406,17 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
   def fill(
     params: Weights, anchors: Array, cache: BlockCache, target_cache: KVCache
   ) -> BlockCache:
-    own = params['block']
+    block_params = params['block']
     rows = quantized.look_up(
       params['token_embedder'], anchors[:, None], config.dtype
     )
-    x = apply(own, rows[:, 0], method=BlockDrafter.embed_block)
+    x = apply(block_params, rows[:, 0], method=BlockDrafter.embed_block)
     sources = target_cache.crosses
     crosses = [sources[layer] for layer in config.cross_layers]
     placement = block_placement(config, cache.text)
-    hidden, text = apply(own, x, cache.text, placement, crosses)
+    hidden, text = apply(block_params, x, cache.text, placement, crosses)
     hidden = hidden[:, size - config.num_drafts :]
-    logits = apply(own, hidden, method=BlockDrafter.project)
+    logits = apply(block_params, hidden, method=BlockDrafter.project)
     return BlockCache(text=text, hidden=hidden, logits=logits)
 
   def score(
@@ -424,7 +426,7 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
     state: Array,
     cache: BlockCache,
   ) -> tuple[Array, Array]:
-    own = params['block']
+    block_params = params['block']
     # A tree's nodes of one depth read the same slot.
     pick = functools.partial(
       jnp.take_along_axis, indices=slots[..., None], axis=1, mode='clip'
@@ -432,10 +434,14 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
     logits = pick(cache.logits)
     if config.markov_rank:
       bias, state = apply(
-        own, tokens, pick(cache.hidden), state, method=BlockDrafter.bias
+        block_params,
+        tokens,
+        pick(cache.hidden),
+        state,
+        method=BlockDrafter.bias,
       )
       logits = logits + bias
-    return spread(logits, own['target_ids'], vocab_size), state
+    return spread(logits, block_params['target_ids'], vocab_size), state
 
   def rewind(cache: BlockCache, lengths: Array) -> BlockCache:
     text = kv_cache.rewind(cache.text, lengths)

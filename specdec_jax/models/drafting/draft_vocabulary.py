@@ -33,11 +33,11 @@ def with_logits_of(
       # Some copies are [V, embed]: all rows, and float32 ones if V is less.
       width = value['kernel'].shape[-1]
       value = {
-        each: array[ids]
-        if each.startswith(ROWS) or array.shape[-1] != width
+        leaf: array[ids]
+        if leaf.startswith(ROWS) or array.shape[-1] != width
         else array[:, ids]
-        for each, array in value.items()
-        if not each.startswith(TILES)
+        for leaf, array in value.items()
+        if not leaf.startswith(TILES)
       }
     elif name == TILES + TRANSPOSED:
       continue
@@ -56,11 +56,11 @@ def with_logits_of(
 
 
 def spread(logits: Array, ids: Array | np.ndarray, size: int) -> Array:
-  """Puts logits `[..., N]` at the entries `ids`, `[N]`, of `[..., size]`, whose
-  others are `NEVER`."""
+  """Scatters logits `[..., N]` to the entries `ids`, `[N]`, of `[..., size]`;
+  all others are `NEVER`."""
   # With ids [0, 3], logits [a, b] are [a, NEVER, NEVER, b] of four tokens.
-  whole = jnp.full((*logits.shape[:-1], size), NEVER, logits.dtype)
-  return whole.at[..., ids].set(logits)
+  all_logits = jnp.full((*logits.shape[:-1], size), NEVER, logits.dtype)
+  return all_logits.at[..., ids].set(logits)
 
 
 def num_logits(module: nn.Module, vocab_size: int) -> int:
@@ -86,5 +86,5 @@ def check_target_ids(target_ids: Array | np.ndarray, vocab_size: int) -> None:
   if counts.max() > 1:
     raise ValueError(
       f'target_ids have token {values[counts.argmax()]} {counts.max()} times: '
-      'name each once'
+      'they must be unique'
     )

@@ -282,26 +282,27 @@ def bind(target: Network, config: EagleConfig, *, width: int) -> Bound:
   the draft vocabulary `NEVER`. Raises ValueError if the target's width or
   number of layers does not fit.
   """
-  # Its streams are what the network was trained on.
-  read = target.config.embed_dim
-  if read != config.target_embed_dim:
+  # The network was trained on streams of the target's width.
+  target_dim = target.config.embed_dim
+  if target_dim != config.target_embed_dim:
     raise ValueError(
-      f'the drafter is for a width of {config.target_embed_dim}, not {read}: '
+      f'the drafter is for a width of {config.target_embed_dim}, not '
+      f'{target_dim}: '
       'give the target that it was trained for'
     )
-  if not config.has_embedding and config.embed_dim != read:
+  if not config.has_embedding and config.embed_dim != target_dim:
     raise ValueError(
-      f"embed_dim {config.embed_dim}, which is not the target's {read}, needs "
-      'embeddings of its own: set has_embedding'
+      f'embed_dim {config.embed_dim} differs from {target_dim}, the '
+      "target's, so that the drafter needs embeddings: set has_embedding"
     )
   layers = feature_layers(config, target.num_layers)
   return Bound(
     model=_model(config, target.config.vocab_size),
     target=taps.last_call(target, layers, width=width),
-    join=lambda params, own: {
-      'eagle': own,
+    join=lambda params, eagle_params: {
+      'eagle': eagle_params,
       'token_embedder': (
-        own.get('token_embedder') or target.token_embedder(params)
+        eagle_params.get('token_embedder') or target.token_embedder(params)
       ),
     },
   )

@@ -62,8 +62,11 @@ def stack(config: T5GemmaConfig, name: str) -> GemmaConfig:
   sizes = {key: x for key, x in vars(config).items() if key in fields}
   if name == 'encoder':
     # `encoder_mlp_dim` is the encoder's `mlp_dim`.
-    own = (key for key in vars(config) if key.startswith('encoder_'))
-    sizes |= {key.removeprefix('encoder_'): vars(config)[key] for key in own}
+    sizes |= {
+      key.removeprefix('encoder_'): value
+      for key, value in vars(config).items()
+      if key.startswith('encoder_')
+    }
   return GemmaConfig(
     num_layers=getattr(config, f'num_{name}_layers'),
     local_rope_base=config.rope_base,
