@@ -148,11 +148,11 @@ class Program:
     shown = jax.eval_shape(step, self.params, self.state)[1]
 
     def iterate(params: Params, state: DecodeState, count: Any) -> Any:
-      nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shown)
+      zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shown)
       _, state, last = jax.lax.while_loop(
         lambda loop: (loop[0] < count) & ~jnp.all(loop[1].done),
         lambda loop: (loop[0] + 1, *step(params, loop[1])),
-        (jnp.zeros_like(count), state, nothing),
+        (jnp.zeros_like(count), state, zeros),
       )
       return state, speculative.output(state), last
 
@@ -160,12 +160,12 @@ class Program:
     iterations = jax.jit(
       iterate, donate_argnums=1, out_shardings=(place, None, None)
     )
-    made = shown.draft, shown.verification, shown.counts
+    last_step = shown.draft, shown.verification, shown.counts
     return (
       Part(iterations, (self.params, state, np.int32(1))),
       Part(
         jax.jit(state_lib.truncate, donate_argnums=0, out_shardings=place),
-        (state, state.statistics, *made, state.done),
+        (state, state.statistics, *last_step, state.done),
       ),
     )
 

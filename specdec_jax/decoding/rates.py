@@ -92,16 +92,18 @@ def rates(statistics: Statistics) -> Rates:
 
 
 def row_summary(statistics: Statistics, row: int) -> dict[str, float | None]:
-  """Returns the counters and rates of one row, as JSON can hold them."""
-  one = jax.tree.map(lambda values: values[row : row + 1], statistics)
-  found = rates(one)
+  """Returns the counters and rates of one row, as values of JSON."""
+  row_statistics = jax.tree.map(
+    lambda values: values[row : row + 1], statistics
+  )
+  row_rates = rates(row_statistics)
   return {
-    'tokens': int(one.num_tokens[0]),
-    'target_runs': int(one.num_target_runs[0]),
-    'drafted': int(one.num_drafted[0]),
-    'tested': int(np.sum(one.num_tested)),
-    'accepted': int(np.sum(one.num_accepted)),
-    'alpha': found.alpha,
-    'acceptance_per_drafted': found.acceptance_per_drafted,
-    'block_efficiency': found.block_efficiency,
+    'tokens': int(row_statistics.num_tokens[0]),
+    'target_runs': int(row_statistics.num_target_runs[0]),
+    'drafted': int(row_statistics.num_drafted[0]),
+    'tested': int(np.sum(row_statistics.num_tested)),
+    'accepted': int(np.sum(row_statistics.num_accepted)),
+    'alpha': row_rates.alpha,
+    'acceptance_per_drafted': row_rates.acceptance_per_drafted,
+    'block_efficiency': row_rates.block_efficiency,
   }

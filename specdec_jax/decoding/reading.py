@@ -2,7 +2,7 @@
 conversation.
 
 Only the new part of the text is fed, block by block, in one compiled program
-whatever its length.
+for all lengths.
 """
 
 import functools
@@ -29,17 +29,17 @@ def read_on(
   *,
   method: Method,
 ) -> tuple[DecodeState, Array]:
-  """Does what `speculative.init` does, from the caches of `state`.
+  """Prefills as `speculative.init`, from the caches of `state`.
 
   The prompt, of a decoder-only model, is the whole text, as wide as the buffer
-  of `state`, which may be at any point of its decode. The prefix shared by a
-  row's prompt and `state` is not fed again, except up to `method.depth + 1`
-  tokens that a drafter with a memory has not read yet. The target is rewound to
-  there, possibly further than its last call, as caches of keys and values
-  allow, but a recurrent network does not.
+  of `state`, which may be at any point of its decode. The prefix that a row
+  shares with `state` is not fed again, except up to `method.depth + 1` tokens
+  that a drafter with a cache has not read yet. The target is rewound to the end
+  of the prefix, possibly beyond its last call, as is possible with a KV cache,
+  but not with a recurrent network.
 
-  Returns the new state, and int32 `[B]`, how many positions of each row were
-  fed: the new ones, in whole blocks. Raises ValueError for another width.
+  Returns the new state, and the number of positions that were fed, int32 `[B]`,
+  a multiple of the block width. Raises ValueError for another width.
   """
   max_len = state.context.tokens.shape[1]
   prompt = state_lib.checked(prompt, max_len)
@@ -51,18 +51,18 @@ def read_on(
     )
   width = min(block_width(method), max_len)
   starts = _first_unread(prompt, state, method)
-  # 75 tokens, 5 of them known, are fed to 74, in ceil(69 / 32) = 3 blocks, from
-  # 5, 37 and, to end with the text, 42 rather than 69.
+  # Of 75 tokens, of which 5 are in the cache, 5 to 73 are fed, in ceil(69 / 32)
+  # = 3 blocks: from 5, 37 and, to end with the text, 42 rather than 69.
   counts = -(-jnp.maximum(lengths - 1 - starts, 0) // width)
   feed = functools.partial(_feed, params, prompt, starts, width, method)
-  cache, own = jax.lax.fori_loop(
+  cache, drafter_state = jax.lax.fori_loop(
     0, jnp.max(counts), feed, (state.target_cache, state.drafter_state)
   )
   state = state_lib.init(
     rng_key,
     prompt,
     method.target.rewind(cache, lengths - 1),
-    own,
+    drafter_state,
     gamma=method.depth,
     max_len=max_len,
   )
@@ -82,26 +82,26 @@ def grown(old: DecodeState, larger: DecodeState) -> DecodeState:
 
 
 def block_width(method: Method) -> int:
-  """Returns how many tokens are fed at once: for a drafter that reads the
-  target's features, no more than the target keeps features of."""
+  """Returns the number of tokens to feed at a time; for a drafter that reads
+  the target's features, the number of tokens of which these are stored."""
   return method.depth + 1 if method.drafter.reads_target_cache else _WIDTH
 
 
 def _first_unread(
   prompt: base.Prompt, state: DecodeState, method: Method
 ) -> Array:
-  """Finds the first position to feed, int32 `[B]`."""
+  """Returns the first position to feed, int32 `[B]`."""
   held = state.context
   shorter = jnp.minimum(prompt.decoder_lengths, held.lengths)
   is_same = prompt.decoder_tokens == held.tokens
   is_held = arrays.is_within(shorter, is_same.shape[1])
-  # The target's cache lacks the pending token; a drafter's memory may end where
+  # The target's cache lacks the pending token; a drafter's cache may end where
   # the last iteration began (invariants 1, 4 and 5).
   lag = 1 if method.drafter.read is None else method.depth + 2
-  known = jnp.minimum(arrays.count_leading(is_same & is_held), shorter)
+  num_shared = jnp.minimum(arrays.count_leading(is_same & is_held), shorter)
   if method.drafter.reads_target_cache:  # Entry t has read token t + 1.
-    known = jnp.minimum(known, prompt.decoder_lengths - 1) - 1
-  return jnp.maximum(jnp.minimum(known, held.lengths - lag), 0)
+    num_shared = jnp.minimum(num_shared, prompt.decoder_lengths - 1) - 1
+  return jnp.maximum(jnp.minimum(num_shared, held.lengths - lag), 0)
 
 
 def _feed(
@@ -113,8 +113,8 @@ def _feed(
   i: Array,
   caches: tuple[Arrays, Arrays],
 ) -> tuple[Arrays, Arrays]:
-  """Feeds block i of each row to the target and to the drafter."""
-  cache, own = caches
+  """Feeds block i of every row to the target and to the drafter."""
+  cache, drafter_state = caches
   target, drafter = method.target, method.drafter
   # A row with fewer blocks feeds its last one again.
   ends = prompt.decoder_lengths - 1
@@ -128,5 +128,7 @@ def _feed(
     lengths = jnp.minimum(starts + width, ends) + 1
     context = Context(tokens=prompt.decoder_tokens, lengths=lengths)
     seen = (cache,) if drafter.reads_target_cache else ()
-    own = drafter.read(params.drafter, context, own, *seen, width=width)
-  return cache, own
+    drafter_state = drafter.read(
+      params.drafter, context, drafter_state, *seen, width=width
+    )
+  return cache, drafter_state

@@ -25,16 +25,16 @@ from specdec_jax.verification import decision
 
 @base.value
 class StepInfo:
-  """What happened in one iteration. A tree appears as the chain that
-  `tree_drafts.along_line` makes of it, with its depth as G.
+  """The draft, verification and commit of one iteration. A tree appears as the
+  chain of `tree_drafts.along_line`, with its depth as G.
 
   Attributes:
-    draft: what was proposed.
-    verification: what became of it.
+    draft: the draft.
+    verification: the result of its verification.
     target_probs: float32 `[B, G+1, V]`, p; if no row drafted, only the first
-      position is the target's.
+      position is valid.
     starts: int32 `[B]`, committed lengths before the iteration.
-    counts: int32 `[B]`, how many tokens each row committed.
+    counts: int32 `[B]`, the number of tokens that every row committed.
   """
 
   draft: Draft
@@ -58,9 +58,9 @@ def generate(
     params: weights of target and drafter.
     rng_key: one key of any kind; rows derive threefry keys from it and
       `prompt.row_ids`.
-    prompt: what to continue.
+    prompt: the batch of prompts.
     method: the target, the drafter, the rule, the sampling and EOS.
-    max_len: S, the most tokens a row can have, prompt included.
+    max_len: S, the maximum number of tokens of a row, with its prompt.
 
   Raises:
     ValueError: if the prompt has no rows or exceeds `max_len`, shapes disagree,
@@ -88,11 +88,11 @@ def init(
   cache: Any = target.init(params.target, prompt, capacity)
   arguments = params.drafter, prompt, capacity
   if drafter.reads_target_cache:
-    own, cache = drafter.init(*arguments, cache)
+    drafter_state, cache = drafter.init(*arguments, cache)
   else:
-    own = drafter.init(*arguments)
+    drafter_state = drafter.init(*arguments)
   return state_lib.init(
-    rng_key, prompt, cache, own, gamma=method.depth, max_len=max_len
+    rng_key, prompt, cache, drafter_state, gamma=method.depth, max_len=max_len
   )
 
 
@@ -109,11 +109,11 @@ def run(
     params: weights of target and drafter.
     state: of `init`, or of an earlier `run`.
     method: that of `init`.
-    num_done: int32 `[]`, how many rows are enough; None for all.
+    num_done: int32 `[]`, the number of rows at which to stop; None for all.
   """
-  num_due = state.done.shape[0] if num_done is None else num_done
+  num_required = state.done.shape[0] if num_done is None else num_done
   return jax.lax.while_loop(
-    lambda state: jnp.sum(state.done, dtype=jnp.int32) < num_due,
+    lambda state: jnp.sum(state.done, dtype=jnp.int32) < num_required,
     lambda state: step(params, state, method=method)[0],
     state,
   )
@@ -122,12 +122,13 @@ def run(
 def step(
   params: Params, state: DecodeState, *, method: Method
 ) -> tuple[DecodeState, StepInfo]:
-  """Runs one iteration of `run` and reports what happened in it.
+  """Runs one iteration of `run`; returns the state and the details.
 
-  If no row drafted, the target's call is narrower; the rule always gets full
-  width, and judges a row without a draft by its pending token.
+  If no row drafted, the target's call is narrower. The rule always gets the
+  full width, and decides on the next token of rows without a draft.
   """
-  tree, starts = method.drafter.tree, state.context.lengths
+  tree = method.drafter.tree
+  starts = state.context.lengths
   vocab_size = method.target.vocab_size
   draft, state = propose(params, state, method.drafter, vocab_size=vocab_size)
   draft, masks = grammars.read(
@@ -180,11 +181,11 @@ def step(
 def propose(
   params: Params, state: DecodeState, drafter: Drafter, *, vocab_size: int
 ) -> tuple[Draft, DecodeState]:
-  """Asks the drafter for a draft, in which only what may be proposed counts;
-  that of finished rows is made empty.
+  """Runs the drafter, and removes invalid drafted tokens and the drafts of
+  finished rows.
 
-  Raises ValueError if the drafter's shapes are not those that it declares, or
-  its vocabulary is not the target's, `vocab_size`.
+  Raises ValueError if the draft has other shapes than the drafter declares, or
+  its vocabulary is not the target's, of `vocab_size` tokens.
   """
   context = state.context
   draft_keys, _ = keys.iteration_keys(state.row_keys, context.lengths)

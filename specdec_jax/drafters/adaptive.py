@@ -1,4 +1,4 @@
-"""Drafts that end early: their length varies by row and by iteration."""
+"""Drafts of adaptive length, which varies by row and by iteration."""
 
 import dataclasses
 import functools
@@ -15,12 +15,12 @@ from specdec_jax.sampling import distributions, keys, processors
 
 @base.value
 class AdaptiveState:
-  """What an early ending drafter keeps between iterations.
+  """The state of an adaptive drafter.
 
   Attributes:
     cache: the draft model's cache.
     lengths: int32 `[B]`, the committed lengths at the last draft, 0 before it.
-    first: the state of the drafter that is asked before the model.
+    first: the state of the drafter that precedes the model.
   """
 
   cache: Arrays
@@ -37,18 +37,18 @@ def adaptive(
   is_argmax: bool = False,
   first: Drafter | None = None,
 ) -> Drafter:
-  """Drafts from `model` up to gamma tokens, fewer where it is in doubt.
+  """Drafts from `model` up to gamma tokens, fewer where it is not confident.
 
-  Drafting ends when no row of the batch wants another token. A row that has not
-  advanced since its last draft is finished (invariant 4), and wants none.
-  Lossless: whether a token is drafted is decided before it is drawn. A doubtful
-  token is therefore proposed, as the last; dropping it would bias the output
-  towards tokens that the drafter likes.
+  Drafting ends when no row of the batch needs another token. A row that has not
+  advanced since its last draft is finished (invariant 4), and needs none.
+  Lossless: whether a token is drafted is decided before it is drawn. A token of
+  low probability is therefore proposed, as the last; to drop it would bias the
+  output towards tokens that are likely to the drafter.
 
   Args:
     model: as in `autoregressive`, like `logits_to_probs` and `is_argmax`.
-    gamma: the most tokens per iteration.
-    min_prob: a token with less probability than this, in the model's own
+    gamma: the maximum number of tokens per iteration.
+    min_prob: a token with less probability than this, in the model's
       distribution at temperature 1, is the last of its draft.
     first: a deterministic drafter without weights, such as `prompt_lookup`. The
       model drafts only for the rows in which it has no draft.
@@ -60,20 +60,23 @@ def adaptive(
   if not 0 <= min_prob <= 1:
     raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
   if first is not None and first.gamma != gamma:
-    raise ValueError(f'give `first` gamma {gamma}, too, not {first.gamma}')
+    raise ValueError(f'`first` needs gamma {gamma}, too, not {first.gamma}')
   chain = as_chain(model)
 
   def init(
     params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
   ) -> Arrays:
     chain_state = chain.init(params, prompt, max_len, *target)
-    cache, *others = chain_state if target else (chain_state,)
+    # A chain that reads the target's cache also returns that cache.
+    target_cache = ()
+    if target:
+      chain_state, *target_cache = chain_state
     state = AdaptiveState(
-      cache=cache,
+      cache=chain_state,
       lengths=jnp.zeros(prompt.decoder_lengths.size, jnp.int32),
       first=first.init((), prompt, max_len) if first else (),
     )
-    return (state, *others) if target else state
+    return (state, *target_cache) if target else state
 
   def propose(
     params: Arrays,
@@ -82,7 +85,7 @@ def adaptive(
     state: AdaptiveState,
     *target: Arrays,
   ) -> tuple[Draft, AdaptiveState]:
-    # Finished rows want no token, and neither do those that `first` drafts for.
+    # Finished rows need no token, and neither do those that `first` drafts for.
     is_finished = context.lengths == state.lengths
     limits = jnp.where(is_finished, 0, gamma)
     first_draft, first_state = None, state.first
@@ -149,7 +152,8 @@ def _draw(logits_to_probs, min_prob, step_keys, i, logits, text, draft: Draft):
 
 def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
   """Makes a draft without tokens yet, whose lengths are the rows' limits."""
-  shape, probs = (limits.size, gamma), None
+  shape = limits.size, gamma
+  probs = None
   if not is_argmax:
     probs = jnp.zeros((*shape, logits.shape[1]), jnp.float32)
   tokens = jnp.zeros(shape, jnp.int32)
@@ -187,8 +191,8 @@ def _first_if_any(first: Draft, second: Draft) -> Draft:
     first = dataclasses.replace(first, probs=probs)
   is_first = first.lengths > 0
 
-  def choose(one: Array, other: Array) -> Array:
-    rows = jnp.expand_dims(is_first, tuple(range(1, one.ndim)))
-    return jnp.where(rows, one, other)
+  def choose(from_first: Array, from_second: Array) -> Array:
+    rows = jnp.expand_dims(is_first, tuple(range(1, from_first.ndim)))
+    return jnp.where(rows, from_first, from_second)
 
   return jax.tree.map(choose, first, second)

@@ -1,4 +1,4 @@
-"""Drafters whose model has fewer positions than texts may take."""
+"""Drafters whose model has fewer positions than texts may need."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 
 
 def within(drafter: Drafter, num_positions: int) -> Drafter:
-  """Returns the drafter, which no longer drafts for a row once a whole draft
-  would end beyond `num_positions` of its model.
+  """Returns the drafter without drafts for rows in which a full draft would end
+  beyond the `num_positions` of its model.
 
-  Such rows decode on without drafts. When all rows are as long, the model is
-  not run either.
+  Such rows continue without drafts. If all rows are that long, the model is not
+  run either.
   """
   depth = drafter.gamma if drafter.tree is None else trees.depth(drafter.tree)
 
@@ -30,9 +30,9 @@ def within(drafter: Drafter, num_positions: int) -> Drafter:
 
     has_room = context.lengths + depth <= num_positions
     shapes, _ = jax.eval_shape(draft, (None, state))
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    made, state = arrays.run_if(jnp.any(has_room), draft, (nothing, state))
-    lengths = jnp.where(has_room, made.lengths, 0)
-    return made.replace(lengths=lengths), state
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    drafted, state = arrays.run_if(jnp.any(has_room), draft, (empty, state))
+    lengths = jnp.where(has_room, drafted.lengths, 0)
+    return drafted.replace(lengths=lengths), state
 
   return drafter._replace(propose=propose, may_abstain=True)

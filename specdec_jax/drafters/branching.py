@@ -1,5 +1,5 @@
-"""Trees of drafts from a model: several candidates for the next token, and
-several after each (Miao et al., SpecInfer, arXiv 2305.09781)."""
+"""Trees of drafts from a model: several candidates for every token (Miao et
+al., SpecInfer, arXiv 2305.09781)."""
 
 import functools
 
@@ -23,8 +23,9 @@ def branching(
 ) -> Drafter:
   """Drafts a tree of tokens from `model`, all nodes of a depth in one call.
 
-  The deepest nodes are not fed. A proposal leaves the cache in the tree's
-  order, so the next one feeds what was committed since again, in text order.
+  The deepest nodes are not fed. A proposal leaves the cache in the order of the
+  tree, so that the next one feeds the tokens committed since again, in the
+  order of the text.
 
   The model is as in `autoregressive` and takes placements. If `is_ranked`,
   children are the likeliest tokens by `logits_to_probs`, likeliest first, and
@@ -39,7 +40,8 @@ def branching(
   if isinstance(model, base.LanguageModel) and model.gather is None:
     raise ValueError('this language model takes no placements: draft a chain')
   chain = as_chain(model, num_unread=trees.depth(tree) + 1)
-  levels, ranks = trees.levels(tree), trees.ranks(tree)
+  levels = trees.levels(tree)
+  ranks = trees.ranks(tree)
 
   def propose(
     params: Arrays,
@@ -49,25 +51,25 @@ def branching(
     *target: Arrays,
   ) -> tuple[Draft, Arrays]:
     logits, left, cache = chain.catch_up(params, context, cache, *target)
-    logits, starts = logits[:, None], context.lengths - 1 - chain.lag
+    logits = logits[:, None]
+    starts = context.lengths - 1 - chain.lag
     node_keys = keys.split(row_keys, num_nodes)
     drawn: list[tuple[Array, Array | None]] = []
     above = range(1)
     for nodes in levels:
       # Node 0 is the pending token: node i is the draft's token i - 1.
-      own = slice(nodes.start - 1, nodes.stop - 1)
-      parents = np.array(tree.parents[own]) - above.start  # within the level
+      span = slice(nodes.start - 1, nodes.stop - 1)
+      parents = np.array(tree.parents[span]) - above.start  # within the level
       so_far = [tokens for tokens, _ in drawn]
       logits = processors.after_drafts(
         logits, context, *so_far, tree=tree, first=above.start
       )
       probs = logits_to_probs(logits, context.sampling)
-      of_rank = ranks[nodes.start : nodes.stop]
-      drawn.append(
-        _ranked(probs, parents, of_rank)
-        if is_ranked
-        else _drawn(node_keys[own], probs, parents, of_rank)
-      )
+      node_ranks = ranks[nodes.start : nodes.stop]
+      if is_ranked:
+        drawn.append(_ranked(probs, parents, node_ranks))
+      else:
+        drawn.append(_drawn(node_keys[span], probs, parents, node_ranks))
       above = nodes
       if nodes is not levels[-1]:
         take = functools.partial(jnp.take, indices=parents, axis=1)
@@ -110,25 +112,32 @@ def _ranked(
 def _drawn(
   node_keys: Array, probs: Array, parents: np.ndarray, ranks: np.ndarray
 ) -> tuple[Array, Array]:
-  """Draws the nodes without replacement; also returns float32 `[B, T, V]`, what
-  each was drawn from. `node_keys` are `[T, B]`, all else is as in `_ranked`."""
+  """Draws the nodes without replacement; also returns the distributions that
+  they were drawn from, float32 `[B, T, V]`. `node_keys` are `[T, B]`; the other
+  arguments are those of `_ranked`."""
   ids = jnp.arange(probs.shape[-1], dtype=jnp.int32)
   sample = jax.vmap(distributions.sample, in_axes=(0, 1), out_axes=1)
   # Nodes of one rank have different parents and are drawn together: of ranks
   # [0, 1, 0] first nodes 0 and 2, then node 1 from what node 0 left.
   by_rank = [np.flatnonzero(ranks == i) for i in range(ranks.max() + 1)]
-  own, rest, found = np.arange(probs.shape[1]), probs, []
+  # The parents with nodes of the current rank, and their remaining probability.
+  open_parents = np.arange(probs.shape[1])
+  rest = probs
+  drawn = []
   for nodes in by_rank:
-    has_more = np.flatnonzero(np.isin(own, parents[nodes]))
-    own, drawn_from = own[has_more], rest[:, has_more]
+    has_more = np.flatnonzero(np.isin(open_parents, parents[nodes]))
+    open_parents = open_parents[has_more]
+    drawn_from = rest[:, has_more]
     tokens = sample(node_keys[nodes], drawn_from)
-    found.append((tokens, drawn_from))
+    drawn.append((tokens, drawn_from))
     rest = jnp.where(ids[None, None] == tokens[..., None], 0.0, drawn_from)
-    # [.5, .3, .2] without token 0: [0, .6, .4]. Zeros where nothing is left:
-    # such a node is never accepted.
+    # [.5, .3, .2] without token 0: [0, .6, .4]. If no probability remains, the
+    # distribution is 0, and a node from it is never accepted.
     rest = distributions.normalize(rest, jnp.zeros_like(rest))
   order = np.argsort(np.concatenate(by_rank))
-  tokens, own_probs = (
-    jnp.concatenate(each, axis=1)[:, order] for each in zip(*found, strict=True)
+  # From the order of ranks to the order of nodes.
+  all_tokens, all_probs = (
+    jnp.concatenate(values, axis=1)[:, order]
+    for values in zip(*drawn, strict=True)
   )
-  return tokens, own_probs
+  return all_tokens, all_probs

@@ -15,7 +15,7 @@ from specdec_jax.drafters.stateless import check_gamma
 
 
 def tree_of_copies(gamma: int, num_continuations: int) -> Tree:
-  """Makes the tree of chains from the root; ValueError as `continuations`.
+  """Returns the tree of chains from the root; ValueError as `continuations`.
 
   Three chains of two nodes are nodes 1, 2, 3 and, below them, 4, 5, 6: the
   parents are (0, 0, 0, 1, 2, 3).
@@ -40,11 +40,11 @@ def continuations(
 ) -> Drafter:
   """Proposes chains of gamma tokens from the root, each a copy.
 
-  The first continues the match of `prompt_lookup`, each further one the best
-  match that continues with another token; missing ones repeat the first. A copy
-  that reaches the end of the text starts over, so that all have gamma tokens. A
-  row without a match has no draft. N-gram lengths and errors are those of
-  `prompt_lookup`.
+  The first continues the match of `prompt_lookup`, and every further one the
+  best match that continues with another token; missing ones repeat the first. A
+  copy that reaches the end of the text starts over, so that all have gamma
+  tokens. A row without a match has no draft. N-gram lengths and errors are
+  those of `prompt_lookup`.
   """
   tree = tree_of_copies(gamma, num_continuations)
   num_nodes = len(tree.parents)
@@ -58,13 +58,13 @@ def continuations(
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     sizes = match_sizes(text, max_ngram)
     best, has_match = best_match(sizes, lengths, gamma, shortest)
-    found = [best]
+    chain_starts = [best]
     for _ in range(num_continuations - 1):
-      first = arrays.read_block(tokens, found[-1], 1)
+      first = arrays.read_block(tokens, chain_starts[-1], 1)
       sizes = jnp.where(following == first, 0, sizes)
       starts, is_found = best_match(sizes, lengths, gamma, shortest)
-      found.append(jnp.where(is_found, starts, best))
-    all_starts = jnp.stack(found, axis=1)
+      chain_starts.append(jnp.where(is_found, starts, best))
+    all_starts = jnp.stack(chain_starts, axis=1)
     # A text of 9 copied from 7 has period 2: positions 7, 8, 7, 8.
     period = lengths[:, None] - all_starts
     steps = jnp.arange(gamma, dtype=jnp.int32)

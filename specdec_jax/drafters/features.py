@@ -1,4 +1,4 @@
-"""Features that a target's last call leaves in its cache for drafters."""
+"""Features of a target's last call, stored in its cache for drafters."""
 
 import dataclasses
 
@@ -39,29 +39,31 @@ class FeatureCache:
 
 
 def of_last_read(cache: FeatureCache, lengths: Array) -> tuple[Array, Array]:
-  """Picks the features `[B, F]` of the token before the pending one, the last
-  that the target read, and tells, bool `[B]`, whether there are any; `lengths`
-  are the context's."""
+  """Returns the features `[B, F]` of the token before the pending one, the last
+  that the target read, and whether they exist, bool `[B]`; `lengths` are the
+  context's."""
   # A call from position 5 with 2 accepted: length 9, feature 9 - 2 - 5 = 2.
   offsets = lengths - 2 - cache.starts
   is_within = (offsets >= 0) & (offsets < cache.features.shape[1])
-  found = arrays.read_block(cache.features, offsets, 1)[:, 0]
-  return found, (cache.starts >= 0) & is_within
+  features = arrays.read_block(cache.features, offsets, 1)[:, 0]
+  return features, (cache.starts >= 0) & is_within
 
 
 def gather(
   cache: FeatureCache, starts: Array, offsets: Array, *, width: int
 ) -> FeatureCache:
   """Reorders the features as `LanguageModel.gather` reorders the entries, and
-  keeps those of the W entries from `cache.starts` on.
+  selects those of the W entries from `cache.starts` on.
 
   With the root's features at entry 7, so that `starts` is 8, and a path whose
   `offsets` are [1, 4], features 0, 2 and 5 become those of entries 7, 8, 9.
   """
   first = starts - cache.starts
-  kept = arrays.block_positions(jnp.zeros_like(starts), width)
+  unmoved = arrays.block_positions(jnp.zeros_like(starts), width)
   num_moved = jnp.full_like(starts, offsets.shape[1])
-  sources = arrays.write_block(kept, first[:, None] + offsets, first, num_moved)
+  sources = arrays.write_block(
+    unmoved, first[:, None] + offsets, first, num_moved
+  )
   features = jnp.take_along_axis(
     cache.features, sources[..., None], axis=1, mode='clip'
   )

@@ -1,4 +1,4 @@
-"""Drafters without weights and without memory."""
+"""Drafters without weights and without state."""
 
 from collections.abc import Callable
 
@@ -22,15 +22,15 @@ def check_gamma(gamma: int) -> None:
 def stateless(
   gamma: int, propose: Callable[[Array, Context], Draft]
 ) -> Drafter:
-  """Makes a drafter of up to gamma tokens of `propose`, `(row_keys[B], context)
-  -> Draft`. Raises ValueError if `gamma` is out of range."""
+  """Returns a drafter of up to gamma tokens from `propose`, `(row_keys[B],
+  context) -> Draft`. Raises ValueError if `gamma` is out of range."""
   check_gamma(gamma)
-  return _made(gamma, propose)
+  return _drafter(gamma, propose)
 
 
 def none(gamma: int = 0) -> Drafter:
-  """Makes a drafter that never drafts: with gamma 0 an iteration is a plain
-  step, else one as wide as with drafts of gamma tokens."""
+  """Returns a drafter without drafts. With gamma 0 an iteration is a plain
+  step, otherwise it is as wide as with drafts of gamma tokens."""
 
   def propose(row_keys: Array, context: Context) -> Draft:
     del row_keys
@@ -38,9 +38,13 @@ def none(gamma: int = 0) -> Drafter:
     tokens = jnp.zeros((lengths.size, gamma), jnp.int32)
     return Draft(tokens=tokens, probs=None, lengths=lengths)
 
-  return _made(gamma, propose)._replace(takes_guesses=False)
+  return _drafter(gamma, propose)._replace(takes_guesses=False)
 
 
-def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
-  own = lambda params, keys, context, state: (propose(keys, context), state)
-  return Drafter(gamma, lambda params, prompt, max_len: (), own)
+def _drafter(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
+  init = lambda params, prompt, max_len: ()
+  propose_fn = lambda params, keys, context, state: (
+    propose(keys, context),
+    state,
+  )
+  return Drafter(gamma, init, propose_fn)

@@ -1,5 +1,5 @@
 """Suffix decoding (https://arxiv.org/abs/2411.04975): copies from the context
-and from earlier outputs, which a sorted array indexes in place of a tree."""
+and from earlier outputs, with a suffix array in place of a tree."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from specdec_jax.drafters.stateless import check_gamma
 MAX_MATCH = 16  # Tokens of a suffix that are compared: a power of two.
 _GROWTH = 4  # Drafted tokens per token that matches.
 _NUM_VOTERS = 16  # Places of the pool that vote on what follows.
-# Not token ids: between texts of the pool, and before the start of a context.
+# Separators, which are not token ids: between texts of the pool, and before the
+# start of a context.
 APART, _BEFORE = -1, -2
 
 
@@ -37,24 +38,26 @@ class Pool:
 
 
 def suffix(*, gamma: int, min_ngram: int = 2) -> Drafter:
-  """Copies what followed an earlier occurrence of the longest suffix, in the
-  context or in the drafter's params, a `Pool`.
+  """Copies the continuation of an earlier occurrence of the longest suffix, in
+  the context or in the drafter's params, a `Pool`.
 
-  The longer match is copied, or the context's if equally long. In the context,
-  which includes the encoder's input, a copy that reaches the end starts over.
-  In the pool, the longest matches vote for the continuation that agrees most
-  with theirs. A draft has up to `_GROWTH` tokens per matching token, none below
-  `min_ngram`; q is one-hot. Raises ValueError if an argument is out of range.
+  The longer match is copied, or the context's if both are equally long. In the
+  context, which includes the encoder's input, a copy that reaches the end
+  starts over. In the pool, the longest matches vote for the continuation that
+  agrees most with theirs. A draft has up to `_GROWTH` tokens per matching
+  token, and none for matches below `min_ngram`; q is one-hot. Raises ValueError
+  if an argument is out of range.
   """
   check_gamma(gamma)
   checked_min_ngram(MAX_MATCH, min_ngram)
 
   def propose(pool: Pool, row_keys: Array, context: Context, source):
     text = text_of(source, context)
-    own, size = _from_context(text, gamma, min_ngram)
-    found, size_there = _from_pool(pool, text, gamma)
-    tokens = jnp.where((size_there > size)[:, None], found, own)
-    size = jnp.maximum(size, size_there)
+    context_copy, size = _from_context(text, gamma, min_ngram)
+    pool_copy, pool_size = _from_pool(pool, text, gamma)
+    is_in_pool = pool_size > size
+    tokens = jnp.where(is_in_pool[:, None], pool_copy, context_copy)
+    size = jnp.maximum(size, pool_size)
     lengths = jnp.minimum(arrays.count_leading(tokens >= 0), _GROWTH * size)
     lengths = jnp.where(size >= min_ngram, lengths, 0)
     tokens = jnp.maximum(tokens, 0)
