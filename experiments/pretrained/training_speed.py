@@ -65,8 +65,9 @@ def _batches(args: argparse.Namespace) -> tuple[dict, dict]:
     ),
     train_steps=1,
   )
-  sides = token_files.load(f'{args.tokens}/train.npz').sides.values()
-  longest = np.max([side.lengths for side in sides], axis=0)
+  tokens = token_files.load(f'{args.tokens}/train.npz')
+  lengths = [texts.lengths for texts in tokens.features.values()]
+  longest = np.max(lengths, axis=0)
   buckets = np.searchsorted(args.lengths, longest)
   counts = {
     length: np.sum(buckets == i) / (args.batch_tokens // length)

@@ -44,10 +44,10 @@ def from_length_buckets(
     tokens = token_files.concatenate([token_files.load(x) for x in files])
     if tokens.inputs is None:
       raise ValueError(f'{files[0]} has no inputs to be read by an encoder')
-    sides = [side.lengths for side in tokens.sides.values()]
+    lengths = [texts.lengths for texts in tokens.features.values()]
     # Lengths [3, 16, 17] are in buckets [0, 0, 1] of limits [16, 32]; what is
     # longer than the last has no room there either, as `pack` says.
-    buckets = np.searchsorted(limits[:-1], np.max(sides, axis=0)[:count])
+    buckets = np.searchsorted(limits[:-1], np.max(lengths, axis=0)[:count])
     return [
       Group(
         training_batches.pack(

@@ -141,7 +141,7 @@ def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
   ('options', 'changes', 'parts'),
   [
     (('--layers', '2'), {}, ('layer 2', '1 to 1')),
-    ((), {'--model': 'ende-nano'}, ('ende-nano', 'encoder-decoder')),
+    ((), {'--model': 'ende-nano'}, ('ende-nano', 'has an encoder')),
     (('--layers', '1'), {'--model': 'lm-nano'}, ('lm-nano', 'Llama')),
     ((), {'--max_new_tokens': 500}, ('prompt 1', '500', '128')),
     (('--system', 'a'), {}, ('system', 'chat')),
