@@ -183,7 +183,7 @@ def test_named_sizes_fit_their_targets():
     assert ours['token_embedder'] == theirs['token_embedder']
     # A shallower encoder has the first of the target's layers.
     assert ours['encoder'].items() <= theirs['encoder'].items()
-  with pytest.raises(ValueError, match="called 'huge'"):
+  with pytest.raises(ValueError, match="unknown preset 'huge'"):
     presets.spec_drafter('huge')
 
 
