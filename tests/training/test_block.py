@@ -329,7 +329,7 @@ def test_a_drafter_that_speculators_reads_can_be_begun(tmp_path):
     mask_token_id=3,
     has_qk_norm=True,
   )
-  params = block_start.begun(
+  params = block_start.initial_params(
     config, jax.random.key(0), LLAMA, target_params, jnp.arange(V)
   )
   shapes = families.param_shapes(config)
