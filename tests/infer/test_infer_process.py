@@ -238,6 +238,35 @@ def test_processes_that_are_asked_to_end_do_after_a_chunk(
 
 
 @pytest.mark.slow
+def test_each_process_makes_the_masks_of_its_own_rows(
+  start, t5, task, tmp_path
+):
+  """Two of them, with four devices each."""
+  pytest.importorskip('llguidance')
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  regex = r'[a-d]{1,3}( (the|fox) (live|big)){2}\.'
+  lengths = "{'inputs': 12, 'targets': 32}"
+  options = {
+    'Decoding__regex': repr(regex),
+    'Decoding__batch_size': 8,
+    'TASK_FEATURE_LENGTHS': lengths,
+    'drafters__PromptLookup__gamma': 3,
+  }
+  drafter = '--gin_file=drafters/prompt_lookup.gin'
+  mesh = {
+    'device_mesh__num_devices': 'None',
+    'device_mesh__num_partitions': 2,
+  }
+  command = argv(t5, task, two, drafter, **options, **mesh)
+  ended = together(start, [tmp_path] * 2, *command, num_devices=4)
+  assert [status for status, _ in ended] == [0, 0], ended
+  finish(start(*argv(t5, task, one, drafter, **options)))
+  assert predictions(result(two)) == predictions(result(one))
+  texts = predictions(result(one))
+  assert all(re.fullmatch(regex, text) for text in texts)
+
+
+@pytest.mark.slow
 def test_processes_that_are_asked_to_end_write_a_checkpoint(start, tmp_path):
   """Between two that the schedule has; then they go on from it."""
   tiny_runs.write_tokens(tmp_path / 'tokens', train=120)
