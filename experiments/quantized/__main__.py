@@ -480,7 +480,8 @@ def _gains_of(
 def _held(shapes: parts.Shapes) -> int:
   """Bytes of a target, its drafter and their state."""
   program = shapes.program
-  return mesh_lib.tree_bytes((program.params.target, shapes.own, program.state))
+  parameters = program.params.target, shapes.draft_params
+  return mesh_lib.tree_bytes((parameters, program.state))
 
 
 def _fits(task: workloads.Workload) -> bool:

@@ -89,8 +89,9 @@ def _read_authors(values: Settings, dtype: jnp.dtype) -> BlockDrafterConfig:
   values.expect('model_type', 'qwen3')
   nested = values.at(_NESTED)
   # `is_causal` is not the flag of transformers, which is always true.
-  others = {key: v for key, v in values.values.items() if key != 'is_causal'}
-  layers = dataclasses.replace(values, values=others)
+  layer_values = dict(values.values)
+  layer_values.pop('is_causal', None)
+  layers = dataclasses.replace(values, values=layer_values)
   sizes = _read_layers(layers, 'qwen3', {})
   has_causal_windows = not values.has('is_causal')
   is_causal = values.flag('is_causal', False)
@@ -233,12 +234,12 @@ def needed(
     wanted = tuple(p for p in wanted if p.path != _IDS)
   elif _OFFSETS not in tensors:
     raise ValueError(f'{folder} has no tensor {_OFFSETS} of what is drafted')
-  kept = {
+  used = {
     name: tensors[name]
     for name in tensors
     if name not in ignored and not name.endswith('.inv_freq')
   }
-  return kept, wanted
+  return used, wanted
 
 
 def _name_of(path: str) -> str:
