@@ -27,12 +27,6 @@ LIMIT = 1.0
 # added or raised.
 ALLOWANCES = {
   'assembly': 120,
-  'decoding': 14,
-  'drafters': 16,
-  'integrations': 47,
-  'models': 34,
-  'text': 23,
-  'training': 69,
 }
 # Top-level files together count as a folder.
 TOP = '.'

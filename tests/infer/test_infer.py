@@ -801,7 +801,9 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
 
 def test_a_split_without_examples_is_no_news(capsys):
   job = types.SimpleNamespace(
-    decoder=types.SimpleNamespace(choice=None, stop=()),
+    decoder=types.SimpleNamespace(
+      recipe=types.SimpleNamespace(drafter=None), stop=()
+    ),
     decoding=types.SimpleNamespace(make_drafter=lambda: None),
     layout=types.SimpleNamespace(
       vocabulary=types.SimpleNamespace(chat_template='{{ messages }}')
