@@ -262,7 +262,12 @@ def _family(name: str):
   if name == 'T5':
     config = toy_t5.config(V, num_layers=2)
     return toy_t5.model(V, num_layers=2), toy_t5.params(config, seed=1)
-  make = {'Gemma 3': toy_gemma.decoder, 'T5Gemma': toy_gemma.encoder_decoder}
+  make = {
+    'Gemma 3': toy_gemma.decoder,
+    'Gemma 4': toy_gemma.gemma_4_e2b,
+    'Gemma 4, experts': toy_gemma.gemma_4_moe,
+    'T5Gemma': toy_gemma.encoder_decoder,
+  }
   config = make[name](V)
   return toy_gemma.model(config), toy_gemma.params(config, seed=1)
 
@@ -275,6 +280,8 @@ def _family(name: str):
     ('Llama, later', 'sampled'),
     ('T5', 'sampled'),
     ('Gemma 3', 'sampled'),
+    ('Gemma 4', 'sampled'),
+    ('Gemma 4, experts', 'greedy'),
     ('T5Gemma', 'greedy'),
   ],
 )

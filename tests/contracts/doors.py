@@ -52,7 +52,7 @@ DRAFTER_OPTIONS = {
   'model': {'gamma': 3},
   'quantized': {'gamma': 3, 'bits': 4, 'layers': 1},
   'eagle': {'gamma': 3, 'lookup': True},
-  'assistant': {'gamma': 3},
+  'assistant': {'gamma': 3, 'lookup': True},
   'block': {'gamma': 3},
   'spec_drafter': {'gamma': 3},
   'none': {},

@@ -113,17 +113,19 @@ GEMMA = toy_gemma.gemma_4_e2b(VOCAB_SIZE)
 ASSISTANT = toy_assistant.config(GEMMA)
 
 
-def _assistant(make=drafters.autoregressive, **options):
+def _assistant(make=drafters.autoregressive, *, lookup=None, **options):
   """With a target that scores what the contract's contexts have."""
   to_probs = logits.standardize(top_k=3)
 
   def made(gamma: int) -> Drafter:
+    first = {'first': lookup(gamma=gamma)} if lookup else {}
     target, model = toy_assistant.networks(GEMMA, ASSISTANT, gamma=gamma)
     drafter = make(
       drafters.assistant(model),
       gamma=gamma,
       logits_to_probs=to_probs,
       **options,
+      **first,
     )
     return toy_eagle.looped(drafter, target)
 
@@ -271,8 +273,16 @@ ROWS = {
     is_one_hot=True,
     is_tree=True,
   ),
+  'assistant, greedy': Row(
+    _assistant(is_argmax=True), _assistant_params, is_one_hot=True
+  ),
   'assistant, adaptive': Row(
     _assistant(drafters.adaptive, min_prob=0.4),
+    _assistant_params,
+    has_constant_length=False,
+  ),
+  'assistant, lookup first': Row(
+    _assistant(drafters.adaptive, lookup=drafters.prompt_lookup),
     _assistant_params,
     has_constant_length=False,
   ),

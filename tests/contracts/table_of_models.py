@@ -82,6 +82,7 @@ NETWORKS |= {
     ('llama, one head, tied, biased', Bits(4)),
     ('T5 1.1', Bits(4, 4)),
     ('Gemma 3', Bits(8)),
+    ('Gemma 4', Bits(4)),
     ('Gemma 4, E2B', Bits(8)),
     ('Gemma 4, experts', Bits(4, 4)),
     ('llama, experts', Bits(8)),
@@ -93,7 +94,10 @@ NETWORKS |= {
     dataclasses.replace(config, cache_dtype=jnp.dtype('int8')),
     make_params,
   )
-  for name in ('llama, later', 'T5 1.1', 'Gemma 3', 'Gemma 4, E2B', 'T5Gemma')
+  for name in (
+    *('llama, later', 'llama, experts', 'T5 1.1', 'T5Gemma'),
+    *('Gemma 3', 'Gemma 4', 'Gemma 4, E2B', 'Gemma 4, experts'),
+  )
   for config, make_params in [NETWORKS[name]]
 }
 ROWS = {

@@ -27,7 +27,8 @@ from tests.contracts.table_of_models import (
 GAMMA = 3
 # One of each family, with what later models of it add.
 FAMILIES = (
-  *('llama', 'llama, later', 'Gemma 2', 'Gemma 3', 'Gemma 4, E2B'),
+  *('llama', 'llama, later', 'llama, experts', 'Gemma 2', 'Gemma 3'),
+  *('Gemma 4', 'Gemma 4, E2B', 'Gemma 4, experts'),
   *('T5 1.1', 'T5, decoder only', 'T5Gemma'),
 )
 

@@ -26,7 +26,9 @@ def test_gin_files_are_one_of_the_doors():
   assert 'gin' in COMMANDS
 
 
-@pytest.mark.parametrize('name', ['model', 'eagle', 'spec_drafter'])
+@pytest.mark.parametrize(
+  'name', ['model', 'eagle', 'assistant', 'spec_drafter']
+)
 def test_a_dry_run_counts_a_drafter(name, doors, capfd, monkeypatch):
   """Its weights, and the state that it has in the loop."""
   folder = doors.folder

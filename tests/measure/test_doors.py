@@ -36,6 +36,7 @@ def doors(tmp_path_factory) -> Doors:
     'spec_drafter',
     pytest.param('block_heads', marks=extras.needs('contrib/block_heads')),
     'eagle',
+    'assistant',
   ],
 )
 def test_figures_of_drafters_with_weights(name, command, doors, capfd):
@@ -51,7 +52,7 @@ def test_figures_of_drafters_with_weights(name, command, doors, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['model', 'eagle'])
+@pytest.mark.parametrize('name', ['model', 'eagle', 'assistant'])
 def test_figures_of_a_tree(name, doors, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   more = ('--repeats', '1', '--plain_dtypes', 'float32')

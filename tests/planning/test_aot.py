@@ -27,11 +27,10 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.program import Part
 from specdec_jax.launch import progress
-from specdec_jax.models import experts, families, presets, quantized
+from specdec_jax.models import families, presets
 from specdec_jax.planning import aot, hlo, parts, planner, workloads
 from specdec_jax.planning.chips import CHIPS
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.theory.experts import expected_distinct
 from tests import toy
 from tests.planning import copies
 
@@ -418,57 +417,3 @@ def copied_kernels(name: str) -> int:
     for body in hlo.Program(text).computations.values()
     for each in body.values()
   )
-
-
-@pytest.fixture
-def named():
-  """Programs name their loops, as users' do; those of tests are shorter."""
-  jax.config.update('jax_include_full_tracebacks_in_locations', True)
-  yield
-  jax.config.update('jax_include_full_tracebacks_in_locations', False)
-
-
-@pytest.mark.tpu
-@needs_libtpu
-@pytest.mark.slow
-@pytest.mark.usefixtures('named')
-@pytest.mark.parametrize('weights', [None, 'int8', 'int4'])
-@pytest.mark.parametrize('num_tokens', [1, 5])
-def test_a_layer_reads_the_chosen_experts_alone(num_tokens, weights):
-  """A layer of Gemma 4's 26B-A4B; no table of experts is copied."""
-  slice_ = aot.find_slice('v5e:1x1')
-  where = SingleDeviceSharding(slice_.devices[0])
-  config = presets.PRESETS['gemma4_26b_a4b']
-  layer = experts.Experts(
-    config.num_experts, config.expert_dim, 'gelu', jnp.bfloat16
-  )
-  shape = lambda dtype, *sizes: jax.ShapeDtypeStruct(
-    (1, num_tokens, *sizes), dtype
-  )
-  inputs = (
-    shape(jnp.bfloat16, config.embed_dim),
-    shape(jnp.int32, config.num_chosen_experts),
-    shape(jnp.float32, config.num_chosen_experts),
-  )
-  params = jax.eval_shape(layer.init, jax.random.key(0), *inputs)
-  params = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.bfloat16), params)
-  bits = 16
-  if weights is not None:
-    bits = quantized.bits_of(weights).bits
-    params = quantized.packed(params, quantized.bits_of(weights))
-  args = jax.tree.map(
-    lambda leaf: leaf.update(sharding=where), (params, *inputs)
-  )
-  [(program, _)] = aot.compile_all(
-    [aot.Job(Part(jax.jit(layer.apply), args), mesh=None)]
-  )
-  count = expected_distinct(
-    config.num_experts, config.num_chosen_experts, num_tokens
-  )
-  # Gate, up and down of each.
-  matrices = 3 * config.embed_dim * config.expert_dim
-  least = count * matrices * bits / 8
-  moved = hlo.Program(program.as_text()).cost().memory_bytes
-  assert least < moved < 1.04 * least
-  table = config.num_experts * matrices * bits / 8
-  assert program.memory_analysis().temp_size_in_bytes < table / 1000
