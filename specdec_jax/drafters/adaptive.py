@@ -34,6 +34,7 @@ def adaptive(
   gamma: int,
   logits_to_probs: base.LogitsToProbsFn,
   min_prob: float = 0.0,
+  min_confidence: float = 0.0,
   is_argmax: bool = False,
   first: Drafter | None = None,
 ) -> Drafter:
@@ -50,18 +51,29 @@ def adaptive(
     gamma: the maximum number of tokens per iteration.
     min_prob: a token with less probability than this, in the model's
       distribution at temperature 1, is the last of its draft.
+    min_confidence: a row's draft ends before the token of which `confidence` of
+      a chain says that it is accepted, with all before it, with less
+      probability than this. The first token is drafted always.
     first: a deterministic drafter without weights, such as `prompt_lookup`. The
       model drafts only for the rows in which it has no draft.
 
-  Raises ValueError if `gamma` is below 1, `min_prob` is outside [0, 1], or
+  Raises ValueError if `gamma` is below 1, `min_prob` or `min_confidence` is
+  outside [0, 1], the latter is given for a model without `confidence`, or
   `first` has another gamma.
   """
   check_gamma(gamma)
   if not 0 <= min_prob <= 1:
     raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
+  if not 0 <= min_confidence <= 1:
+    raise ValueError(f'min_confidence must lie in [0, 1], got {min_confidence}')
   if first is not None and first.gamma != gamma:
     raise ValueError(f'`first` needs gamma {gamma}, too, not {first.gamma}')
   chain = as_chain(model)
+  if min_confidence and chain.confidence is None:
+    raise ValueError(
+      'min_confidence needs a drafter with a confidence head: give min_prob, '
+      'or another drafter'
+    )
 
   def init(
     params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
@@ -106,7 +118,8 @@ def adaptive(
     draw_fn = functools.partial(_draw, to_probs, min_prob, step_keys)
     empty = _empty(fed[0], limits, gamma, is_argmax)
     extend_fn = lambda *fed: chain.extend(params, *fed, *target)
-    draft, cache = _draft(draw_fn, extend_fn, *fed, context, empty)
+    stop_fn = functools.partial(_stop, chain.confidence, min_confidence)
+    draft, cache = _draft(draw_fn, extend_fn, stop_fn, *fed, context, empty)
     state = AdaptiveState(
       cache=cache,
       lengths=context.lengths,
@@ -160,7 +173,20 @@ def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
   return Draft(tokens=tokens, probs=probs, lengths=limits)
 
 
-def _draft(draw_fn, extend_fn, logits, left, cache, context, empty: Draft):
+def _stop(confidence_fn, min_confidence, i, left, draft: Draft):
+  """Ends drafts before token i where it is unlikely to be accepted; only the
+  tokens before it decide that."""
+  if not min_confidence:
+    return draft
+  is_unlikely = confidence_fn(left)[:, 0] < min_confidence
+  shorter = jnp.minimum(draft.lengths, i)
+  lengths = jnp.where(is_unlikely, shorter, draft.lengths)
+  return dataclasses.replace(draft, lengths=lengths)
+
+
+def _draft(
+  draw_fn, extend_fn, stop_fn, logits, left, cache, context, empty: Draft
+):
   """Draws tokens, one per row at a time, until every row has reached its limit,
   the lengths of `empty`."""
 
@@ -173,6 +199,7 @@ def _draft(draw_fn, extend_fn, logits, left, cache, context, empty: Draft):
     last = jax.lax.dynamic_slice_in_dim(draft.tokens, i - 1, 1, axis=1)
     text = processors.followed_by(text, last[:, 0])
     logits, left, cache = extend_fn(last, left, cache)
+    draft = stop_fn(i, left, draft)
     return i + 1, draw_fn(i, logits[:, 0], text, draft), left, cache, text
 
   first, text = jnp.zeros((), jnp.int32), processors.text_of(context)

@@ -34,6 +34,9 @@ class Chain(NamedTuple):
     reads_target_cache: as in `Drafter`, for all three.
     has_entries: whether the cache has an entry for each token; otherwise a tree
       needs no `Placement`.
+    confidence: `(left) -> float32[B, T]`, the probability that the token that
+      is drafted next, and those of its draft before it, are all accepted; None
+      if the network does not say.
     lag: a token's position in the text less its entry in the cache.
   """
 
@@ -42,6 +45,7 @@ class Chain(NamedTuple):
   extend: Callable[..., tuple[Array, Arrays, Arrays]]
   reads_target_cache: bool = False
   has_entries: bool = True
+  confidence: Callable[[Arrays], Array] | None = None
   lag: int = 0
 
 

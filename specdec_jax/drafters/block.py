@@ -12,9 +12,21 @@ from specdec_jax.base import Array, Arrays, Context, Placement
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.features import FeatureCache
 
-# The next slot of each token's block, int32 `[B, T]`, and the state of the head
-# that chains the slots, `[B, T, R]`; R is 0 if it has none.
-_Left = tuple[Array, Array]
+
+class Left(NamedTuple):
+  """What the tokens after each of a call's T tokens need beside the cache.
+
+  Attributes:
+    slots: int32 `[B, T]`, the next slot of the block.
+    state: float32 `[B, T, R]`, of the head that chains the slots; R is 0 if it
+      has none.
+    confidence: float32 `[B, T]`, the probability that the drafts of the slots
+      so far are all accepted, as the confidence head says; 1 without it.
+  """
+
+  slots: Array
+  state: Array
+  confidence: Array
 
 
 class BlockNetwork(NamedTuple):
@@ -31,6 +43,9 @@ class BlockNetwork(NamedTuple):
     score: `(params, tokens[B, T], slots[B, T], state[B, T, R], cache) ->
       (logits[B, T, V], state)`: the logits of slots, each given the token
       before it.
+    confidence: `(params, tokens[B, T], slots[B, T], cache) -> float32[B, T]`:
+      how likely the drafts of slots are accepted once those before them are,
+      each given the token before it; None without such a head.
     state_size: R, of the state that `score` carries along a block.
     rewind: `(cache, lengths[B]) -> cache`, as in `LanguageModel`.
   """
@@ -39,6 +54,7 @@ class BlockNetwork(NamedTuple):
   read: Callable[[Arrays, Array, Arrays], Arrays]
   fill: Callable[[Arrays, Array, Arrays, Arrays], Arrays]
   score: Callable[..., tuple[Array, Array]]
+  confidence: Callable[[Arrays, Array, Array, Arrays], Array] | None
   state_size: int
   rewind: Callable[[Arrays, Array], Arrays]
 
@@ -73,7 +89,7 @@ def block(model: BlockNetwork) -> Chain:
 
   def catch_up(
     params: Arrays, context: Context, cache: Arrays, target_cache: FeatureCache
-  ) -> tuple[Array, _Left, Arrays]:
+  ) -> tuple[Array, Left, Arrays]:
     # The target has read all committed tokens but the last, the anchor. Before
     # the first token is read, features are zeros; what they write is rewound.
     starts, last = jnp.maximum(target_cache.starts, 0), context.lengths - 1
@@ -82,30 +98,41 @@ def block(model: BlockNetwork) -> Chain:
     cache = model.rewind(cache, last)
     anchors = arrays.read_block(context.tokens, last, 1)
     cache = model.fill(params, anchors[:, 0], cache, target_cache.target)
-    first = jnp.zeros_like(anchors)
-    state = jnp.zeros((*anchors.shape, model.state_size), jnp.float32)
-    logits, left, cache = extend(
-      params, anchors, (first, state), cache, target_cache
+    left = Left(
+      slots=jnp.zeros_like(anchors),
+      state=jnp.zeros((*anchors.shape, model.state_size), jnp.float32),
+      confidence=jnp.ones(anchors.shape, jnp.float32),
     )
+    logits, left, cache = extend(params, anchors, left, cache, target_cache)
     return logits[:, 0], left, cache
 
   def extend(
     params: Arrays,
     tokens: Array,
-    left: _Left,
+    left: Left,
     cache: Arrays,
     target_cache: FeatureCache,
     placement: Placement | None = None,
-  ) -> tuple[Array, _Left, Arrays]:
+  ) -> tuple[Array, Left, Arrays]:
     # Nothing is read or appended: a slot depends on the tokens before it
     # through the head alone.
     del target_cache, placement
-    slots, state = left
-    logits, state = model.score(params, tokens, slots, state, cache)
-    return logits, (slots + 1, state), cache
+    slots, confidence = left.slots, left.confidence
+    logits, state = model.score(params, tokens, slots, left.state, cache)
+    if model.confidence is not None:
+      confidence *= model.confidence(params, tokens, slots, cache)
+    return logits, Left(slots + 1, state, confidence), cache
+
+  def confidence(left: Left) -> Array:
+    return left.confidence
 
   return Chain(
-    init, catch_up, extend, reads_target_cache=True, has_entries=False
+    init,
+    catch_up,
+    extend,
+    reads_target_cache=True,
+    has_entries=False,
+    confidence=confidence if model.confidence else None,
   )
 
 

@@ -90,12 +90,16 @@ def _measure(
   # To time drafting alone, a drafter whose drafts end early is replaced by the
   # same one without that, whose state is part of its own (unless it copies from
   # the text first).
-  ends_early = bool(getattr(decoder.recipe.drafter, 'min_prob', 0))
+  endings = {
+    name: 0.0
+    for name in ('min_prob', 'min_confidence')
+    if getattr(decoder.recipe.drafter, name, 0)
+  }
   fixed = None
-  if ends_early and not getattr(decoder.recipe.drafter, 'lookup', False):
+  if endings and not getattr(decoder.recipe.drafter, 'lookup', False):
     choice = dataclasses.replace(  # type: ignore[type-var]
       decoder.recipe.drafter,
-      min_prob=0.0,
+      **endings,
     )
     fixed = choice.make(
       decoder.parts.target_info, decoder.recipe.length
@@ -106,7 +110,7 @@ def _measure(
       *placed.args, method=method, max_len=placed.max_len
     )
     configurations = {
-      '': benchmark.drafted(loop, fixed=fixed, ends_early=ends_early)
+      '': benchmark.drafted(loop, fixed=fixed, ends_early=bool(endings))
     }
     # T(1) and the expected tokens are of the target's dtype; the baseline of
     # the speedup is the fastest, such as bfloat16 for a float32 target.

@@ -32,11 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args)
   length, rule = choices.drafter.length, choices.rule
-  ends_early = getattr(choices.drafter, 'min_prob', 0.0) > 0
+  ends_early = any(
+    getattr(choices.drafter, name, 0.0) > 0
+    for name in ('min_prob', 'min_confidence')
+  )
   if not isinstance(length, Fixed) or not length.gamma or ends_early:
     raise ValueError(
       'calibrate measures chains of one gamma: choose a drafter, and leave out '
-      '--min_prob, --tree and --num_continuations'
+      '--min_prob, --min_confidence, --tree and --num_continuations'
     )
   if isinstance(rule, Block):
     raise ValueError(

@@ -303,6 +303,11 @@ ROWS = {
     _blocks_params,
     has_constant_length=False,
   ),
+  'block, confident': Row(
+    _blocks(drafters.adaptive, min_confidence=0.4),
+    _blocks_params,
+    has_constant_length=False,
+  ),
   'adaptive, threshold': Row(
     _adaptive(min_prob=0.4), _toy_params, has_constant_length=False
   ),

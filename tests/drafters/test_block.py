@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, verification
-from specdec_jax.base import Draft, Params, Tree
+from specdec_jax.base import Context, Draft, Params, Tree
 from specdec_jax.drafters.block import check_depth
 from specdec_jax.models import families
 from specdec_jax.sampling import logits
-from tests import decoders, slow, toy_blocks, toy_tree, trial
+from tests import decoders, slow, toy, toy_blocks, toy_tree, trial
 from tests.goodness_of_fit import Sampling
 from tests.models.test_independent_forward import (
   CONFIG,
@@ -43,6 +43,7 @@ def check(
   rule=verification.block_verification,
   tree: Tree | None = None,
   is_argmax: bool = False,
+  min_confidence: float = 0.0,
   num_decodes: int = 50_400,
   **sizes,
 ):
@@ -57,6 +58,14 @@ def check(
       drafters.block(network), tree=tree, logits_to_probs=to_probs
     )
     rule = toy_tree.rule('traversal', tree)
+  elif min_confidence:
+    drafter = drafters.adaptive(
+      chain,
+      gamma=GAMMA,
+      logits_to_probs=to_probs,
+      is_argmax=is_argmax,
+      min_confidence=min_confidence,
+    )
   else:
     drafter = drafters.autoregressive(
       chain, gamma=GAMMA, logits_to_probs=to_probs, is_argmax=is_argmax
@@ -93,6 +102,8 @@ KINDS = {
   'drawn per slot': {'markov_rank': 0, 'has_confidence': False},
   'likeliest of a chain': {'is_argmax': True},
   'likeliest per slot': {'is_argmax': True, 'markov_rank': 0},
+  'ended by confidence': {'min_confidence': 0.3},
+  'likeliest, ended by confidence': {'min_confidence': 0.3, 'is_argmax': True},
   'tree': {'tree': toy_tree.shape(2, 2)},
   'bent tree': {'tree': toy_tree.BENT},
 }
@@ -179,7 +190,24 @@ def before_the_gap(drafter, network):
   return drafter._replace(propose=propose)
 
 
-BROKEN = [independent_draws, likeliest, before_the_gap]
+def ended_by_what_was_drawn(drafter, network):
+  """Broken: a draft ends before a token that was drawn and is in doubt."""
+
+  def propose(params, row_keys, context, state, target):
+    draft, state = drafter.propose(params, row_keys, context, state, target)
+    q = jnp.take_along_axis(draft.probs, draft.tokens[..., None], axis=2)
+    is_kept = jnp.cumprod(q[..., 0] > 0.3, axis=1)
+    return dataclasses.replace(draft, lengths=is_kept.sum(axis=1)), state
+
+  return drafter._replace(propose=propose, may_abstain=True)
+
+
+BROKEN = [
+  independent_draws,
+  likeliest,
+  before_the_gap,
+  ended_by_what_was_drawn,
+]
 
 
 @pytest.mark.slow
@@ -240,6 +268,53 @@ def test_a_target_that_does_not_fit_is_refused(changes, message):
 def test_sizes_that_no_network_has_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     toy_blocks.config(toy_blocks.LLAMA, **changes)
+
+
+def test_confidence_sets_each_rows_length():
+  """A draft ends before the first token of which the product of the
+  probabilities so far is below the bound; the first token is always drafted."""
+  target, network, params, to_probs = pair(T_1)
+  bound = 0.3
+  drafter = drafters.adaptive(
+    drafters.block(network),
+    gamma=GAMMA,
+    logits_to_probs=to_probs,
+    min_confidence=bound,
+  )
+  num_rows = 40
+  prompt = toy.prompt(num_rows * PROMPTS)
+
+  @jax.jit
+  def draft(prompt):
+    cache = target.init(PARAMS, prompt, 12)
+    state, cache = drafter.init(params, prompt, 12, cache)
+    context = Context(
+      tokens=jnp.pad(prompt.decoder_tokens, ((0, 0), (0, 8))),
+      lengths=prompt.decoder_lengths,
+    )
+    keys = jax.random.split(jax.random.key(0), len(prompt.row_ids))
+    drafted, state = drafter.propose(params, keys, context, state, cache)
+    last = (context.lengths - 1)[:, None]
+    anchors = jnp.take_along_axis(context.tokens, last, axis=1)
+    before = jnp.concatenate([anchors, drafted.tokens[:, :-1]], axis=1)
+    slots = jnp.arange(GAMMA, dtype=jnp.int32)[None]
+    slots = jnp.broadcast_to(slots, before.shape)
+    return drafted, network.confidence(params, before, slots, state.cache)
+
+  drafted, confidence = jax.tree.map(np.asarray, draft(prompt))
+  is_likely = np.cumprod(confidence, axis=1) >= bound
+  expected = np.cumprod(is_likely, axis=1).sum(axis=1)
+  np.testing.assert_array_equal(drafted.lengths, np.maximum(expected, 1))
+  assert len(set(drafted.lengths.tolist())) > 1
+
+
+def test_min_confidence_needs_a_confidence_head():
+  _, network, _, to_probs = pair(T_1, has_confidence=False)
+  options = {'gamma': GAMMA, 'logits_to_probs': to_probs}
+  with pytest.raises(ValueError, match='a confidence head'):
+    drafters.adaptive(drafters.block(network), min_confidence=0.3, **options)
+  with pytest.raises(ValueError, match=r'lie in \[0, 1\], got 2'):
+    drafters.adaptive(drafters.block(network), min_confidence=2, **options)
 
 
 def test_more_than_a_block_is_refused():

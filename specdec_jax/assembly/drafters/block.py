@@ -6,7 +6,9 @@ from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import on_target
 from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.option_fields import option
 from specdec_jax.drafters.block import check_depth
+from specdec_jax.launch.numbers import share
 from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 
 
@@ -19,9 +21,20 @@ class Block(on_target.OnTarget):
   `PromptLookup` does.
   """
 
+  min_confidence: float = option(
+    0.0,
+    'end a draft before a token that the confidence head expects to be '
+    'accepted, with all before it, with less probability than this',
+    type=share,
+  )
+
   @property
   def length(self) -> lengths.LengthChoice:
     """Reads the size of a block from the folder, where gamma does not say."""
+    if self.tree is not None and self.min_confidence:
+      raise ValueError(
+        'min_confidence ends chains, not trees: give one of them'
+      )
     length = super().length
     if isinstance(self.gamma, int):
       return length
@@ -42,5 +55,10 @@ class Block(on_target.OnTarget):
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     check_depth(lengths.depth(length), self._config().num_drafts)
     return on_target.make(
-      self, target, length, name='block', chain_of=drafters.block
+      self,
+      target,
+      length,
+      name='block',
+      chain_of=drafters.block,
+      min_confidence=self.min_confidence,
     )

@@ -44,9 +44,11 @@ def make(
   *,
   name: str,
   chain_of: Callable[[Any], Chain],
+  min_confidence: float = 0.0,
 ) -> Drafting:
   """Makes the drafter of a choice, which `DRAFTERS` calls `name`; `chain_of` is
-  of the module `drafters`. ValueError if network and target do not fit."""
+  of the module `drafters`, and `min_confidence` as in `Block`. ValueError if
+  network and target do not fit."""
   config = models.read_drafter_config(choice.model, name)
   target.check_num_logits(config.vocab_size)
   if target.vocabulary is not None and not choice.model.is_random:
@@ -63,7 +65,12 @@ def make(
     first = drafters.prompt_lookup(gamma=lengths.depth(length))
   return Drafting(
     drafter=one_by_one.drafter(
-      chain, target, length, min_prob=choice.min_prob, first=first
+      chain,
+      target,
+      length,
+      min_prob=choice.min_prob,
+      min_confidence=min_confidence,
+      first=first,
     ),
     model=choice.model,
     config=config,

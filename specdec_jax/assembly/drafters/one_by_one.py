@@ -48,15 +48,16 @@ def drafter(
   length: lengths.Length,
   *,
   min_prob: float = 0.0,
+  min_confidence: float = 0.0,
   first: Drafter | None = None,
   few: tuple[LanguageModel, np.ndarray] | None = None,
 ) -> Drafter:
   """Makes the drafter of a network, as for `drafters.autoregressive`.
 
-  For chains, `min_prob` ends drafts early, and `first` is a drafter of the same
-  gamma that is asked before the model; see `drafters.adaptive`. `few` is the
-  model with logits of a draft vocabulary alone, and its tokens, for greedy
-  drafts that are all of gamma tokens.
+  For chains, `min_prob` and `min_confidence` end drafts early, and `first` is a
+  drafter of the same gamma that is asked before the model; see
+  `drafters.adaptive`. `few` is the model with logits of a draft vocabulary
+  alone, and its tokens, for greedy drafts that are all of gamma tokens.
   """
   sampling, vocab_size = target.sampling, target.vocab_size
   to_probs = sampling.to_probs(vocab_size)
@@ -74,13 +75,14 @@ def drafter(
     to_probs = lambda logits, sampling: rule_out(logits)
   gamma = lengths.fixed(length)
   # With `first`, whether the model drafts varies by row, too.
-  if min_prob or first is not None:
+  if min_prob or min_confidence or first is not None:
     return drafters.adaptive(
       model,
       gamma=gamma,
       logits_to_probs=to_probs,
       is_argmax=sampling.is_greedy,
       min_prob=min_prob,
+      min_confidence=min_confidence,
       first=first,
     )
   chosen, token_ids = few if few and sampling.is_greedy else (model, None)

@@ -15,6 +15,7 @@ layers of the target have in their cache already.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -443,8 +444,30 @@ def _model(config: BlockDrafterConfig, vocab_size: int) -> BlockNetwork:
       logits = logits + bias
     return spread(logits, block_params['target_ids'], vocab_size), state
 
-  def rewind(cache: BlockCache, lengths: Array) -> BlockCache:
-    text = kv_cache.rewind(cache.text, lengths)
-    return dataclasses.replace(cache, text=text)
+  confidence = None
+  if config.has_confidence:
+    confidence = functools.partial(_confidence, apply)
+  return BlockNetwork(
+    init, read, fill, score, confidence, config.state_size, _rewind
+  )
 
-  return BlockNetwork(init, read, fill, score, config.state_size, rewind)
+
+def _confidence(
+  apply: Callable[..., Array],
+  params: Weights,
+  tokens: Array,
+  slots: Array,
+  cache: BlockCache,
+) -> Array:
+  """Computes `BlockNetwork.confidence`, with the network's `applied`."""
+  hidden = jnp.take_along_axis(
+    cache.hidden, slots[..., None], axis=1, mode='clip'
+  )
+  method = BlockDrafter.confidence
+  scores = apply(params['block'], tokens, hidden, method=method)
+  return jax.nn.sigmoid(scores)
+
+
+def _rewind(cache: BlockCache, lengths: Array) -> BlockCache:
+  text = kv_cache.rewind(cache.text, lengths)
+  return dataclasses.replace(cache, text=text)
