@@ -181,13 +181,14 @@ def _decoded(target, **settings):
   return np.asarray(output.tokens), decoding.counters(output)
 
 
+# Networks on the states of a decoder-only target, and what needs a vocabulary.
+NOT_OF_T5X = ('eagle', 'assistant', 'block', 'grammar')
 PAIRS = [
   (drafter, rule)
   for drafter in DRAFTERS
   for rule in RULES
   if RULES[rule]().judge(Sampling()).for_chain  # Others judge trees.
-  if drafter not in ('eagle', 'grammar')
-  and (drafter, rule) != ('none', 'top_beta')
+  if drafter not in NOT_OF_T5X and (drafter, rule) != ('none', 'top_beta')
 ]
 
 
