@@ -181,7 +181,8 @@ def prepared(
 def files_read(args: argparse.Namespace) -> dict[str, str | None]:
   """Returns the input files of a decode other than models, by flag."""
   names = ('prompts', 'ngram_text', 'suffix_text')
-  return {f'--{name}': getattr(args, name) for name in names}
+  # A drafter of an extra that is not installed adds no flags.
+  return {f'--{name}': getattr(args, name, None) for name in names}
 
 
 def lines(args: argparse.Namespace) -> list[prompts.Line]:
