@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from specdec_jax import lazy
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import temperature
 from specdec_jax.checkpoints import loading
@@ -17,7 +18,7 @@ from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.numbers import positive_int
 from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.training import recipes
-from specdec_jax.training.data import preparation, token_files, write_texts
+from specdec_jax.training.data import preparation, token_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,6 +195,13 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
 def _write(args: argparse.Namespace) -> int:
   """write texts after prompts, with the model's states: to train EAGLE heads.
   The same command resumes after an interruption"""
+  if not lazy.is_installed('specdec_jax.infer.examples'):
+    raise ValueError(
+      'data write reads texts as infer does, and needs the extra infer, whose '
+      'folder is not in this installation'
+    )
+  from specdec_jax.training.data import write_texts
+
   compilation_cache.enable()
   texts = from_flags.texts_alone(from_flags.lines(args))
   writing = from_flags.named(
