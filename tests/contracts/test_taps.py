@@ -28,7 +28,7 @@ GAMMA = 3
 # One of each family, with what later models of it add.
 FAMILIES = (
   *('llama', 'llama, later', 'llama, experts', 'Gemma 2', 'Gemma 3'),
-  *('Gemma 4', 'Gemma 4, E2B', 'Gemma 4, experts'),
+  *('Gemma 4', 'Gemma 4, E2B'),
   *('T5 1.1', 'T5, decoder only', 'T5Gemma'),
 )
 
