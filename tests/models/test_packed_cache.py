@@ -27,7 +27,6 @@ CONFIGS = {
   'Llama, windows': toy.llama_config(V, num_layers=2, windows=(3, 0)),
   'T5': toy_t5.config(V, num_layers=2),
   'Gemma 3': toy_gemma.decoder(V),
-  'Gemma 4': toy_gemma.gemma_4_e2b(V),
   'T5Gemma': toy_gemma.encoder_decoder(V),
 }
 every_network = slow.parametrize('name', CONFIGS, now=['T5'])

@@ -34,8 +34,6 @@ CONFIGS = {
   'T5, tied': toy_t5.config(V, num_layers=2, is_tied=True),
   'T5, decoder only': toy_t5.config(V, num_layers=2, num_encoder_layers=0),
   'Gemma 3': toy_gemma.decoder(V),
-  'Gemma 4': toy_gemma.gemma_4_e2b(V),
-  'Gemma 4, experts': toy_gemma.gemma_4_moe(V),
   'T5Gemma': toy_gemma.encoder_decoder(V),
 }
 every_network = slow.parametrize('name', CONFIGS, now=['Llama'])
