@@ -179,3 +179,58 @@ def test_the_shipped_eagle_changes_no_token_of_the_suite():
     assert plain.tokens == drafted.tokens
   total = lambda name: sum(drafted.statistics[name] for _, drafted in pairs)
   assert total('tokens') > 1.5 * total('target_runs')
+
+
+@pytest.mark.slow
+def test_a_block_drafter_changes_no_token_of_200_prompts():
+  """A drafter that begins as SmolLM2's last layers, before any training; the
+  prompts are of several lengths."""
+  block_start = pytest.importorskip('specdec_jax.training.block_start')
+  loaded = model()
+  gamma, num_new = 4, 8
+  config = dataclasses.replace(
+    block_start.block_config(
+      target='smollm2-135m', block_size=gamma, markov_rank=16
+    ),
+    dtype=loaded.config.dtype,
+  )
+  ids = jax.numpy.arange(config.draft_vocab_size, dtype=jax.numpy.int32)
+  whole = loading.read(loading.locate('smollm2-135m'), dtype=jax.numpy.float32)
+  own = block_start.initial_params(config, jax.random.key(0), *whole, ids)
+  bound = families.bind(loaded.config, config, width=gamma + 1)
+  params = Params(loaded.params, jax.jit(bound.join)(loaded.params, own))
+  # Pieces of the records' texts, of 4 to 11 tokens.
+  texts = [r['prompt_ids'] + r['output_ids'] for r in RECORDS]
+  rows = [text[-4 * i :][: 3 + i] for i in range(1, 9) for text in texts][:200]
+  max_len = 11 + num_new
+
+  @jax.jit
+  def generate(params, prompt):
+    return speculative.generate(
+      params,
+      jax.random.key(0),
+      prompt,
+      method=Method(
+        target=bound.target,
+        drafter=drafters.autoregressive(
+          drafters.block(bound.model),
+          gamma=gamma,
+          logits_to_probs=GREEDY,
+          is_argmax=True,
+        ),
+        verify_fn=verification.speculative_sampling,
+        logits_to_probs=GREEDY,
+        eos_id=loaded.vocabulary.eos_ids,
+      ),
+      max_len=max_len,
+    )
+
+  prompt = make_prompt(rows, num_new=num_new, width=11)
+  output = generate(params, prompt)
+  expected = compiled_plain(max_len)(prompt)
+  assert len({tuple(row) for row in rows}) == len(rows) == 200
+  for row in range(len(rows)):
+    np.testing.assert_array_equal(
+      new_tokens(output, prompt, row), new_tokens(expected, prompt, row)
+    )
+  assert np.sum(output.statistics.num_accepted) > 0
