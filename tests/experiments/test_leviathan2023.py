@@ -257,7 +257,7 @@ def test_figures_without_a_pair_are_those_of_theory(tmp_path):
     ('ende:a:b:c:d', 'KIND:TARGET'),
     ('lm:random:tiny:random:tiny:{task}', 'decoder-only'),
     ('ende:random:tiny:random:tiny:none.jsonl', 'no file none.jsonl'),
-    ('ende:random:nobody::{task}', "called 'nobody'"),
+    ('ende:random:nobody::{task}', "unknown preset 'nobody'"),
   ],
 )
 def test_a_wrong_pair_gets_one_sentence(argv, task, capsys, pair, words):
