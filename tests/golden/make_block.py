@@ -11,6 +11,10 @@ Writes `tiny_block_NAME/` for each of `CONFIGS`: a random drafter as its makers
 write it, with tokens, features of a target, its embeddings and output head,
 anchors, logits `[A, k, V_draft]` of blocks, and, where there is such a head,
 the logits of their confidence `[A, k]`, in `golden.npz`.
+
+The checkout of the `zlab_` folders was commit 44947fb, to which windows,
+`is_causal` and a nested `block_size` had been added as in commit 10129599; make
+them again from a checkout that has these.
 """
 
 import argparse
