@@ -61,34 +61,8 @@ def adaptive(
   outside [0, 1], the latter is given for a model without `confidence`, or
   `first` has another gamma.
   """
-  check_gamma(gamma)
-  if not 0 <= min_prob <= 1:
-    raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
-  if not 0 <= min_confidence <= 1:
-    raise ValueError(f'min_confidence must lie in [0, 1], got {min_confidence}')
-  if first is not None and first.gamma != gamma:
-    raise ValueError(f'`first` needs gamma {gamma}, too, not {first.gamma}')
   chain = as_chain(model)
-  if min_confidence and chain.confidence is None:
-    raise ValueError(
-      'min_confidence needs a drafter with a confidence head: give min_prob, '
-      'or another drafter'
-    )
-
-  def init(
-    params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
-  ) -> Arrays:
-    chain_state = chain.init(params, prompt, max_len, *target)
-    # A chain that reads the target's cache also returns that cache.
-    target_cache = ()
-    if target:
-      chain_state, *target_cache = chain_state
-    state = AdaptiveState(
-      cache=chain_state,
-      lengths=jnp.zeros(prompt.decoder_lengths.size, jnp.int32),
-      first=first.init((), prompt, max_len) if first else (),
-    )
-    return (state, *target_cache) if target else state
+  _check(chain, gamma, min_prob, min_confidence, first)
 
   def propose(
     params: Arrays,
@@ -103,7 +77,7 @@ def adaptive(
     first_draft, first_state = None, state.first
     if first:
       first_draft, first_state = first.propose(
-        (), row_keys, context, state.first
+        (), row_keys, context, first_state
       )
       limits = jnp.where(first_draft.lengths > 0, 0, limits)
 
@@ -120,18 +94,65 @@ def adaptive(
     extend_fn = lambda *fed: chain.extend(params, *fed, *target)
     stop_fn = functools.partial(_stop, chain.confidence, min_confidence)
     draft, cache = _draft(draw_fn, extend_fn, stop_fn, *fed, context, empty)
-    state = AdaptiveState(
-      cache=cache,
-      lengths=context.lengths,
-      first=first_state,
-    )
     if first_draft is not None:
       draft = _first_if_any(first_draft, draft)
+    state = AdaptiveState(
+      cache=cache, lengths=context.lengths, first=first_state
+    )
     return draft, state
 
-  read = functools.partial(_read, reader(model))
-  seen = chain.reads_target_cache
-  return Drafter(gamma, init, propose, reads_target_cache=seen, read=read)
+  return Drafter(
+    gamma,
+    functools.partial(_init, chain, first),
+    propose,
+    reads_target_cache=chain.reads_target_cache,
+    read=functools.partial(_read, reader(model)),
+  )
+
+
+def _check(
+  chain: Chain,
+  gamma: int,
+  min_prob: float,
+  min_confidence: float,
+  first: Drafter | None,
+) -> None:
+  """Raises the errors of `adaptive`."""
+  check_gamma(gamma)
+  if not 0 <= min_prob <= 1:
+    raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
+  if not 0 <= min_confidence <= 1:
+    raise ValueError(f'min_confidence must lie in [0, 1], got {min_confidence}')
+  if first is not None and first.gamma != gamma:
+    raise ValueError(f'`first` needs gamma {gamma}, too, not {first.gamma}')
+  if min_confidence and chain.confidence is None:
+    raise ValueError(
+      'min_confidence needs a drafter with a confidence head: give min_prob, '
+      'or another drafter'
+    )
+
+
+def _init(
+  chain: Chain,
+  first: Drafter | None,
+  params: Arrays,
+  prompt: base.Prompt,
+  max_len: int,
+  *target: Arrays,
+) -> Arrays:
+  """Makes the state as `Drafter.init`, with the target's cache if the chain
+  reads it."""
+  chain_state = chain.init(params, prompt, max_len, *target)
+  # A chain that reads the target's cache also returns that cache.
+  target_cache = ()
+  if target:
+    chain_state, *target_cache = chain_state
+  state = AdaptiveState(
+    cache=chain_state,
+    lengths=jnp.zeros(prompt.decoder_lengths.size, jnp.int32),
+    first=first.init((), prompt, max_len) if first else (),
+  )
+  return (state, *target_cache) if target else state
 
 
 def _read(read_fn, params, context, state, *target, width: int):

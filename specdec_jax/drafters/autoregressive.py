@@ -1,5 +1,6 @@
 """Drafting with a smaller language model (Leviathan et al., Algorithm 1)."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -93,17 +94,12 @@ def autoregressive(
     logits, left, cache = reading.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
     text = processors.text_of(context)
-
-    def draw(logits, text, row_keys):
-      ids = token_ids
-      if ids is not None and text is not None:
-        logits, ids = _of_all_ids(logits, ids), None
-      logits = processors.after_text(logits, text)
-      probs = logits_to_probs(logits, context.sampling)
-      if not is_argmax:
-        return distributions.sample(row_keys, probs), probs
-      token = arrays.argmax(probs)
-      return token if ids is None else jnp.asarray(ids)[token], None
+    draw = functools.partial(
+      _draw,
+      logits_to_probs=lambda logits: logits_to_probs(logits, context.sampling),
+      is_argmax=is_argmax,
+      token_ids=token_ids,
+    )
 
     def draw_and_extend(carry, row_keys):
       logits, left, cache, text = carry
@@ -131,6 +127,30 @@ def autoregressive(
     reads_target_cache=chain.reads_target_cache,
     read=reader(model),
   )
+
+
+def _draw(
+  logits: Array,
+  text: Context | None,
+  row_keys: Array,
+  *,
+  logits_to_probs: Callable[[Array], Array],
+  is_argmax: bool,
+  token_ids: np.ndarray | None,
+) -> tuple[Array, Array | None]:
+  """Draws a token for each row from the `logits[B, N]` after a text; also
+  returns the probabilities `[B, V]`, None for the likeliest token."""
+  # Processors of a text need logits of all ids.
+  if token_ids is not None and text is not None:
+    logits = _of_all_ids(logits, token_ids)
+    token_ids = None
+  probs = logits_to_probs(processors.after_text(logits, text))
+  if not is_argmax:
+    return distributions.sample(row_keys, probs), probs
+  token = arrays.argmax(probs)
+  if token_ids is not None:
+    token = jnp.asarray(token_ids)[token]
+  return token, None
 
 
 def _of_all_ids(logits: Array, token_ids: np.ndarray) -> Array:

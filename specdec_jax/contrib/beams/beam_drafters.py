@@ -111,10 +111,7 @@ def of_model(
       'this draft model takes no placements, and cannot draft for a beam search'
     )
   gather = model.gather
-  ids = np.arange(model.vocab_size)
-  is_open = ~np.isin(ids, eos_id)
-  if vocab_size is not None:
-    is_open &= ids < vocab_size
+  is_open = _open_ids(model.vocab_size, eos_id, vocab_size)
 
   def propose(
     params: Arrays, beams: Beams, cache: Arrays
@@ -160,6 +157,18 @@ def of_model(
       gather(cache, starts, offsets, gamma * width), lengths
     ),
   )
+
+
+def _open_ids(
+  num_ids: int, eos_id: EosId, vocab_size: int | None
+) -> np.ndarray:
+  """Returns a bool `[num_ids]`: the tokens that go on with a sequence, which
+  do not end it and are no padding of the vocabulary."""
+  ids = np.arange(num_ids)
+  is_open = ~np.isin(ids, eos_id)
+  if vocab_size is not None:
+    is_open &= ids < vocab_size
+  return is_open
 
 
 def _children(
