@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.base import Array, Placement
 from specdec_jax.models.kv_cache import Entries, Packed
+from specdec_jax.models.loop_names import CacheBlocks
 
 # The least that is read of a large cache at a time. Elsewhere a round of a loop
 # takes longer than to read some entries more.
@@ -117,34 +118,12 @@ def attend(
   # Query heads that share keys become queries of one head, so that the keys
   # are read once: 4 heads on 2, T = 3, are 2 heads of 2 * 3 queries.
   group = num_query_heads // num_heads
-  product = functools.partial(jnp.einsum, preferred_element_type=score_dtype)
   queries = queries * jnp.asarray(scale, queries.dtype)
   by_head = queries.reshape(batch, num_heads, group * num_queries, head_dim)
-
-  def scores_of(keys: Entries, mask: Array, bias: Array | None) -> Array:
-    """Computes `[B, H, group, T, S]`, the lowest finite number where a query
-    may not look: infinity would make NaN of a query that may look nowhere."""
-    values, scales = _read(keys, queries.dtype)
-    scores = product('bhqd,bhsd->bhqs', by_head.astype(values.dtype), values)
-    if scales is not None:
-      scores = scores * scales
-    scores = scores.reshape(batch, num_heads, group, num_queries, -1)
-    if softcap:
-      scores = softcapped(scores, softcap)
-    if bias is not None:
-      bias = bias.astype(scores.dtype)
-      scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
-    lowest = jnp.finfo(scores.dtype).min
-    return jnp.where(mask[:, None, None], scores, lowest)
-
-  def mix(weights: Array, entries: Entries) -> Array:
-    shape = batch, num_heads, group * num_queries, entries.shape[2]
-    values, scales = _read(entries, queries.dtype)
-    weights = weights.reshape(shape)
-    if scales is not None:
-      weights = weights * scales
-    mixed = product('bhqs,bhsd->bhqd', weights.astype(values.dtype), values)
-    return mixed.reshape(batch, num_heads, group, num_queries, head_dim)
+  scores_of = functools.partial(
+    _scores, by_head, group=group, softcap=softcap, dtype=score_dtype
+  )
+  mix = functools.partial(_mix, queries.dtype, score_dtype)
 
   def whole() -> Array:
     weights = jax.nn.softmax(scores_of(keys, mask, bias), axis=-1)
@@ -167,9 +146,65 @@ def attend(
     )
   else:
     mixed = whole()
+  # Heads are concatenated.
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)
+
+
+def _scores(
+  queries: Array,
+  keys: Entries,
+  mask: Array,
+  bias: Array | None,
+  *,
+  group: int,
+  softcap: float,
+  dtype: jnp.dtype,
+) -> Array:
+  """Computes scores `[B, H, group, T, S]` of scaled queries `[B, H, group * T,
+  D]`; the other arguments are those of `attend`.
+
+  They are the lowest finite number where a query may not look: infinity would
+  make NaN of a query that may look nowhere.
+  """
+  batch, num_heads, num_queries, _ = queries.shape
+  values, scales = _read(keys, queries.dtype)
+  scores = jnp.einsum(
+    'bhqd,bhsd->bhqs',
+    queries.astype(values.dtype),
+    values,
+    preferred_element_type=dtype,
+  )
+  if scales is not None:
+    scores = scores * scales
+  scores = scores.reshape(batch, num_heads, group, num_queries // group, -1)
+  if softcap:
+    scores = softcapped(scores, softcap)
+  if bias is not None:
+    bias = bias.astype(scores.dtype)
+    scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
+  lowest = jnp.finfo(scores.dtype).min
+  return jnp.where(mask[:, None, None], scores, lowest)
+
+
+def _mix(
+  dtype: jnp.dtype, score_dtype: jnp.dtype, weights: Array, entries: Entries
+) -> Array:
+  """Adds up values `[B, H, S, D]` by weights `[B, H, group, T, S]`: `[B, H,
+  group, T, D]` in `score_dtype`. Packed values are read as `dtype`."""
+  batch, num_heads, group, num_queries, capacity = weights.shape
+  values, scales = _read(entries, dtype)
+  weights = weights.reshape(batch, num_heads, group * num_queries, capacity)
+  if scales is not None:
+    weights = weights * scales
+  mixed = jnp.einsum(
+    'bhqs,bhsd->bhqd',
+    weights.astype(values.dtype),
+    values,
+    preferred_element_type=score_dtype,
+  )
+  return mixed.reshape(batch, num_heads, group, num_queries, values.shape[-1])
 
 
 def _read(entries: Entries, dtype: jnp.dtype) -> tuple[Array, Array | None]:
@@ -234,8 +269,7 @@ def _in_blocks(
   sums = jnp.zeros((*shape, 1), jnp.float32)
   mixed = jnp.zeros((*shape, values.shape[3]), jnp.float32)
   lowest = jnp.full_like(sums, jnp.finfo(jnp.float32).min)
-  # `planning.hlo` reads of the name how often the loop runs.
-  with jax.named_scope(f'blocks_of_{size}_in_{capacity}'):
+  with jax.named_scope(CacheBlocks(size, capacity).scope):
     _, total, mixed = jax.lax.fori_loop(first, end, add, (lowest, sums, mixed))
   # The highest score has the weight 1; without any, `total` is 0.
   return mixed / jnp.maximum(total, 1)

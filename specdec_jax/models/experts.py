@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from specdec_jax.base import Array
 from specdec_jax.models import products, quantized
 from specdec_jax.models.layers import ACTIVATIONS, parameter
+from specdec_jax.models.loop_names import ChosenExperts
 from specdec_jax.models.quantized import SCALE
 from specdec_jax.sharding import rules
 
@@ -149,11 +150,10 @@ def _run(
   size = by_expert.shape[-1]
   tokens = x.reshape(-1, x.shape[-1])
   mix = _one_by_one if tokens.shape[0] <= _MOST_TOGETHER else _in_groups
-  # `planning.hlo` reads of the name how often the loop runs.
-  name = f'experts_{num_chosen}_of_{num_experts}_for_{len(tokens)}'
-  if size < num_experts:
-    name += f'_on_{num_experts // size}'
-  with jax.named_scope(name):
+  loop = ChosenExperts(
+    num_chosen, num_experts, len(tokens), num_devices=num_experts // size
+  )
+  with jax.named_scope(loop.scope):
     mixed = mix(apply, tokens, by_expert.reshape(-1, size))
   return mixed.reshape(x.shape)
 

@@ -7,6 +7,7 @@ per instruction, plus collectives. Nothing is run.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -24,6 +25,7 @@ from specdec_jax.files.require import require
 from specdec_jax.launch import platforms, progress
 from specdec_jax.planning import hlo
 from specdec_jax.planning.chips import CHIPS, Chip
+from specdec_jax.planning.trip_counts import trip_count
 
 # A step that is compiled alone would prefetch a parameter, perhaps a whole
 # table of embeddings, before it begins and for the next run; steps of a loop do
@@ -197,8 +199,9 @@ def price(
     chip: what they run on.
     context: entries of a cache that the longest row fills; infinity for all.
   """
+  count_fn = functools.partial(trip_count, context=context)
   costs = [
-    hlo.Program(compiled.as_text(), context).cost() for compiled, _ in programs
+    hlo.Program(compiled.as_text(), count_fn).cost() for compiled, _ in programs
   ]
   # The constant: the compiler's estimate for the smallest instructions, at
   # their tenth percentile, since others wait for memory or multiply.

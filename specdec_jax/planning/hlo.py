@@ -9,9 +9,13 @@ names its memory space, `S(n)` being on the chip.
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from specdec_jax.theory.experts import expected_most
+from specdec_jax.planning.trip_counts import trip_count
+
+# Returns how often a loop runs, from its metadata; None if unknown.
+TripCountFn = Callable[[str], float | None]
 
 # `f32[8,4]{1,0:S(1)}`: 32 elements of 32 bits, axis 1 fastest, on the chip.
 _SHAPE = re.compile(r'([a-z]+(\d*)\w*)\[([\d,]*)\](?:\{([^}:]*)([^}]*)\})?')
@@ -32,12 +36,6 @@ _COLLECTIVES = (
   *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
   'collective-permute',
 )
-# The loop of `attention.attend` over the blocks of a cache that rows use.
-_BLOCKS = re.compile(r'blocks_of_(\d+)_in_(\d+)/while"')
-# The loop of `models.experts` over the experts that tokens are routed to:
-# experts per token, number of experts, of tokens, and of the devices that
-# experts are sharded over.
-_EXPERTS = re.compile(r'experts_(\d+)_of_(\d+)_for_(\d+)(?:_on_(\d+))?/while"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 # The groups of chips of a collective: a list of groups, `{{0,1},{2,3}}`; groups
 # by size, `[2,2]<=[4]`; or axes of a mesh, `mesh['a'=2,'b'=4] {'b'}`, where
@@ -130,12 +128,12 @@ class Cost:
 class Program:
   """The computations of an HLO module, parsed from `compiled.as_text()`.
 
-  Loops over the blocks of a cache are counted for a longest row of `context`
-  entries, at most the size of the cache.
+  `trip_count_fn` is asked how often a loop runs of which the module does not
+  say it.
   """
 
-  def __init__(self, text: str, context: float = math.inf):
-    self.context = context
+  def __init__(self, text: str, trip_count_fn: TripCountFn = trip_count):
+    self.trip_count_fn = trip_count_fn
     self.computations: dict[str, dict[str, Instruction]] = {}
     self.entry = ''
     partitions = re.search(r'^HloModule .* num_partitions=(\d+)', text, re.M)
@@ -193,21 +191,12 @@ class Program:
 
   def _num_trips(self, loop: Instruction) -> float:
     """Returns how often the body of a loop runs, on average; 1 if unknown."""
-    if count := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
-      return int(count[1])
-    # Of a cache of 300 entries, in blocks of 256: twice.
-    if blocks := _BLOCKS.search(loop.attributes):
-      size, capacity = map(int, blocks.groups())
-      return math.ceil(min(self.context, capacity) / size)
-    # Experts that tokens are routed to, on average, of the device that has most
-    # of them.
-    if routing := _EXPERTS.search(loop.attributes):
-      num_chosen, num_experts, num_tokens, num_devices = map(
-        int, routing.groups('1')
-      )
-      return float(
-        expected_most(num_experts, num_chosen, num_tokens, num_devices)
-      )
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+      return int(known[1])
+    # Its length depends on the data.
+    count = self.trip_count_fn(loop.attributes)
+    if count is not None:
+      return count
     # The TPU compiler writes no trip counts: the loop compares jax's counter,
     # which starts at 0, with a constant.
     [name] = re.findall(r'condition=%?([\w.\-]+)', loop.attributes)
