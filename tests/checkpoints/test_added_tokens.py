@@ -12,7 +12,7 @@ from specdec_jax.text import (
   vocabulary_files,
 )
 from tests.checkpoints import tiny_t5
-from tests.checkpoints.test_huggingface import tokenizer_json
+from tests.checkpoints.huggingface_folders import tokenizer_json
 
 tokenizers = pytest.importorskip('tokenizers')
 pytest.importorskip('sentencepiece')

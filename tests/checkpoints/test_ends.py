@@ -10,7 +10,7 @@ from specdec_jax.checkpoints import gguf, huggingface, loading
 from specdec_jax.cli.main import main
 from specdec_jax.text import sentencepiece_vocabulary, vocabulary_files
 from tests.checkpoints import tiny_t5
-from tests.checkpoints.test_huggingface import tokenizer_json
+from tests.checkpoints.huggingface_folders import tokenizer_json
 from tests.checkpoints.tiny_models import (
   byte_tokens,
   make_config,

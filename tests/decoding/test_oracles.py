@@ -8,25 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, lazy, verification
+from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
-from tests import decoders, extras, slow, toy, toy_families, toy_tree
+from tests import decoders, slow, toy, toy_families, toy_tree
 from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE, every_drafter
 from tests.decoders import GREEDY, SAMPLED, plain, rows, silent, speculate
+from tests.decoding.oracle_models import (
+  LLAMA,
+  LLAMA_PARAMS,
+  PREFIXES,
+  TARGET,
+  TARGET_PARAMS,
+  check_counters,
+  prompts_of,
+)
 
-TARGET = toy.toy(VOCAB_SIZE)
-TARGET_PARAMS = toy.toy_params(VOCAB_SIZE, seed=11)
-PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
-LLAMA = toy.llama(VOCAB_SIZE)
-LLAMA_PARAMS = toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=12, scale=3)
 MODELS = {'toy': (TARGET, TARGET_PARAMS), 'llama': (LLAMA, LLAMA_PARAMS)}
 FIELDS = ('tokens', 'lengths', 'log_probs', 'done', 'has_nan')
-
-
-def _prompt(copies: int = 4, **fields):
-  return toy.prompt(PREFIXES * copies, **fields)
 
 
 def _self_drafter(name: str, gamma: int, to_probs):
@@ -37,7 +37,9 @@ def _self_drafter(name: str, gamma: int, to_probs):
 
 @functools.cache
 def _endless_rows():
-  return rows(plain(TARGET, Params(TARGET_PARAMS), _prompt(8), to_probs=GREEDY))
+  return rows(
+    plain(TARGET, Params(TARGET_PARAMS), prompts_of(8), to_probs=GREEDY)
+  )
 
 
 @functools.cache
@@ -45,7 +47,7 @@ def _plain_rows(name: str, way: str):
   """The plain decode of the prompts, for comparison."""
   target, params = MODELS[name]
   to_probs = {'greedy': GREEDY, 'sampled': SAMPLED}[way]
-  return plain(target, Params(params), _prompt(), to_probs=to_probs)
+  return plain(target, Params(params), prompts_of(), to_probs=to_probs)
 
 
 @pytest.mark.slow
@@ -61,7 +63,7 @@ def _plain_rows(name: str, way: str):
 @pytest.mark.parametrize('rule', ['speculative_sampling', 'block'])
 def test_without_a_draft_it_is_plain_decoding(drafter, rule):
   params = Params(TARGET_PARAMS)
-  output = speculate(TARGET, params, drafter, _prompt(), rule=rule)
+  output = speculate(TARGET, params, drafter, prompts_of(), rule=rule)
   expected = _plain_rows('toy', 'sampled')
   for field in FIELDS:
     np.testing.assert_array_equal(
@@ -86,7 +88,7 @@ def test_greedy_speculation_is_plain_greedy(name, rule):
   if ROWS[name].is_tree:
     rule = toy_tree.rule('greedy_walk', drafter.tree)
   output = speculate(
-    TARGET, params, drafter, _prompt(), rule=rule, to_probs=GREEDY
+    TARGET, params, drafter, prompts_of(), rule=rule, to_probs=GREEDY
   )
   expected = _plain_rows('toy', 'greedy')
   assert rows(output) == rows(expected)
@@ -108,7 +110,7 @@ def test_greedy_speculation_is_plain_greedy_in_every_family(family):
   own = toy.perturb(params, seed=2, scale=0.2)
   encoder_rows = [[1], [3, 1, 4, 1], [2, 2], [4, 3, 2, 1, 1], [1, 2, 3]]
   has_encoder = toy_families.has_encoder(family)
-  prompt = _prompt(1, encoder_rows=encoder_rows if has_encoder else None)
+  prompt = prompts_of(1, encoder_rows=encoder_rows if has_encoder else None)
   decode = functools.partial(
     speculate,
     target,
@@ -141,7 +143,7 @@ def test_self_drafting_accepts_everything(name, rule):
       target,
       Params(params, params),
       _self_drafter(name, gamma, to_probs),
-      _prompt(max_lengths=[len(p) + 12 for p in PREFIXES * 4]),
+      prompts_of(max_lengths=[len(p) + 12 for p in PREFIXES * 4]),
       rule=rule,
       to_probs=to_probs,
     )
@@ -164,7 +166,7 @@ def test_log_probs_are_the_targets_own(name):
     target,
     Params(params),
     drafters.prompt_lookup(gamma=3, min_ngram=1),
-    _prompt(1),
+    prompts_of(1),
   )
   tokens = np.asarray(output.tokens)
   target = toy.compiled(target)
@@ -212,7 +214,7 @@ def test_eos_and_limits_in_mid_block_cut_what_plain_decoding_cuts(name, eos_id):
     TARGET,
     params,
     ROWS[name].make(4),
-    _prompt(8, max_lengths=limits),
+    prompts_of(8, max_lengths=limits),
     rule='greedy',
     to_probs=GREEDY,
     eos_id=eos_id,
@@ -227,23 +229,7 @@ def test_eos_and_limits_in_mid_block_cut_what_plain_decoding_cuts(name, eos_id):
   is_beyond = np.arange(24) >= np.asarray(output.lengths)[:, None]
   assert (np.asarray(output.tokens)[is_beyond] == 0).all()
   assert (np.asarray(output.log_probs)[is_beyond] == 0).all()
-  _check_counters(output, prefixes)
-
-
-def _check_counters(output, prefixes):
-  """What holds between the counters of any decode."""
-  counters = jax.tree.map(np.asarray, output.statistics)
-  lengths = np.array([len(prefix) for prefix in prefixes])
-  np.testing.assert_array_equal(counters.num_tokens, output.lengths - lengths)
-  accepted, tested = counters.num_accepted, counters.num_tested
-  assert (accepted <= tested).all()
-  assert (tested[:, 1:] <= accepted[:, :-1]).all()
-  assert (tested.sum(1) <= counters.num_drafted).all()
-  assert (tested[:, 0] <= counters.num_target_runs).all()
-  # Each run commits what it accepted and one more, unless the last was cut.
-  cut = accepted.sum(1) + counters.num_target_runs - counters.num_tokens
-  assert ((cut == 0) | (cut == 1)).all()
-  assert (counters.num_target_runs[counters.num_tokens == 0] == 0).all()
+  check_counters(output, prefixes)
 
 
 def test_row_that_is_done_from_the_start_commits_nothing():
@@ -259,7 +245,7 @@ def test_row_that_is_done_from_the_start_commits_nothing():
   assert decoded[3] == PREFIXES[3]
   for counter in jax.tree.leaves(output.statistics):
     assert (np.asarray(counter)[[1, 3]] == 0).all()
-  _check_counters(output, PREFIXES)
+  check_counters(output, PREFIXES)
 
 
 @pytest.mark.slow
@@ -320,111 +306,6 @@ def test_steps_are_the_run(name):
   )
 
 
-def _poison(table, where):
-  return {'table': table['table'].at[where].set(jnp.nan)}
-
-
-@slow.parametrize(
-  'name', ['prompt_lookup', 'uniform', 'autoregressive'], now=['autoregressive']
-)
-def test_nan_in_the_target_stops_the_row_there(name):
-  """After tokens 2, 1 the target returns NaN, for one next token even."""
-  params = Params(TARGET_PARAMS, ROWS[name].make_params())
-  drafter = ROWS[name].make(3)
-  healthy = speculate(TARGET, params, drafter, _prompt())
-  bad = params._replace(target=_poison(params.target, (2, 1, 0)))
-  output = speculate(TARGET, bad, drafter, _prompt())
-  assert output.done.all()
-  assert 0 < output.has_nan.sum() < 20
-  pairs = zip(rows(output), rows(healthy), output.has_nan, strict=True)
-  for found, expected, has_nan in pairs:
-    # What was committed before is untouched; whoever saw no NaN is as ever.
-    assert found == (expected[: len(found)] if has_nan else expected)
-    follows = [i for i in range(2, 24) if found[i - 2 : i] == [2, 1]]
-    assert follows == [len(found)] * bool(has_nan)
-  assert np.isfinite(output.log_probs).all()
-  assert np.isfinite(output.statistics.accept_prob).all()
-  _check_counters(output, PREFIXES * 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'rule',
-  [
-    *decoders.RULES,
-    pytest.param('top_beta', marks=extras.needs('contrib/top_beta')),
-    'lenient',
-  ],
-)
-@pytest.mark.parametrize(
-  'name',
-  ['prompt_lookup', 'uniform', 'autoregressive'],
-)
-def test_nan_stops_the_rows_that_it_stops_in_plain_decoding(name, rule):
-  """Not where it follows an EOS, or what would exceed a row's limit."""
-  if rule == 'top_beta':
-    rule = lazy.attribute('tests.contrib.top_beta.contract_rows:STRICT')
-  elif rule == 'lenient':
-    rule = functools.partial(verification.greedy, lenience=1 - 1e-6)
-  rng = np.random.default_rng(0)
-  limits = [len(prefix) + rng.integers(0, 15) for prefix in PREFIXES * 4]
-  bad = Params(_poison(TARGET_PARAMS, (slice(None), 3)))
-  bad = Params(_poison(bad.target, (2, 1)), ROWS[name].make_params())
-  ends = {'prompt': _prompt(max_lengths=limits), 'to_probs': GREEDY}
-  for eos_id in (3, -1):
-    expected = plain(TARGET, bad, eos_id=eos_id, **ends)
-    output = speculate(
-      TARGET, bad, ROWS[name].make(3), rule=rule, eos_id=eos_id, **ends
-    )
-    assert rows(output) == rows(expected)
-    np.testing.assert_array_equal(output.has_nan, expected.has_nan)
-    assert 0 < output.has_nan.sum() < 20
-
-
-def test_nan_in_the_drafter_stops_the_row_there():
-  drafter = ROWS['autoregressive'].make(3)
-  params = Params(TARGET_PARAMS, toy.toy_params(VOCAB_SIZE, seed=3))
-  healthy = speculate(TARGET, params, drafter, _prompt())
-  bad = params._replace(drafter=_poison(params.drafter, (2, 1)))
-  output = speculate(TARGET, bad, drafter, _prompt())
-  assert output.done.all()
-  assert 0 < output.has_nan.sum() < 20
-  pairs = zip(rows(output), rows(healthy), output.has_nan, strict=True)
-  for found, expected, has_nan in pairs:
-    assert found == (expected[: len(found)] if has_nan else expected)
-    assert found[-2:] == [2, 1] or not has_nan
-  _check_counters(output, PREFIXES * 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('rule', ['speculative_sampling', 'block'])
-def test_nan_in_the_drafter_beyond_an_eos_stops_nothing(rule):
-  drafter = ROWS['autoregressive'].make(3)
-  table = _poison(toy.toy_params(VOCAB_SIZE, seed=3), (slice(None), 3))
-  params = Params(TARGET_PARAMS, table)
-  output = speculate(TARGET, params, drafter, _prompt(), rule=rule, eos_id=3)
-  is_first = [prefix[-1] == 3 for prefix in PREFIXES * 4]
-  np.testing.assert_array_equal(output.has_nan, is_first)
-
-
-@pytest.mark.slow
-def test_nan_everywhere_commits_nothing_at_all():
-  bad = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), LLAMA_PARAMS)
-  for output in (
-    speculate(
-      LLAMA,
-      Params(bad),
-      drafters.prompt_lookup(gamma=2, min_ngram=1),
-      _prompt(1),
-    ),
-    plain(LLAMA, Params(bad), _prompt(1), to_probs=SAMPLED),
-  ):
-    assert output.has_nan.all()
-    assert output.done.all()
-    assert rows(output) == PREFIXES
-    assert np.sum(output.statistics.num_target_runs) == 0
-
-
 @pytest.mark.slow
 def test_lenience_commits_more_a_run():
   params = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=2))
@@ -441,7 +322,7 @@ def test_lenience_commits_more_a_run():
       eos_id=-1,
     )
     state = speculative.init(
-      params, jax.random.key(0), _prompt(20), method=method, max_len=24
+      params, jax.random.key(0), prompts_of(20), method=method, max_len=24
     )
     run = functools.partial(speculative.run, method=method)
     counters = jax.jit(run)(params, state).statistics
@@ -457,7 +338,7 @@ def _fails(message: str, *, max_len=24, drafter=None, prompt=None):
       TARGET,
       Params(TARGET_PARAMS),
       drafter or drafters.prompt_lookup(gamma=3, min_ngram=1),
-      prompt or _prompt(1),
+      prompt or prompts_of(1),
       max_len=max_len,
     )
 
@@ -465,8 +346,10 @@ def _fails(message: str, *, max_len=24, drafter=None, prompt=None):
 def test_static_mistakes_are_named_with_their_numbers():
   _fails('prompt of 6 tokens does not fit in max_len 5', max_len=5)
   with pytest.raises(ValueError, match=r'6 tokens.*max_len 5'):
-    plain(TARGET, Params(TARGET_PARAMS), _prompt(1), to_probs=GREEDY, max_len=5)
-  nothing = jax.tree.map(lambda rows: rows[:0], _prompt(1))
+    plain(
+      TARGET, Params(TARGET_PARAMS), prompts_of(1), to_probs=GREEDY, max_len=5
+    )
+  nothing = jax.tree.map(lambda rows: rows[:0], prompts_of(1))
   _fails('a batch of 0 rows', prompt=nothing)
   with pytest.raises(ValueError, match='0 rows'):
     plain(TARGET, Params(TARGET_PARAMS), nothing, to_probs=GREEDY)
@@ -482,7 +365,7 @@ def test_static_mistakes_are_named_with_their_numbers():
 
 def test_decoder_only_model_refuses_encoder_tokens():
   prompt = dataclasses.replace(
-    _prompt(1), encoder_tokens=jnp.ones((5, 3), jnp.int32)
+    prompts_of(1), encoder_tokens=jnp.ones((5, 3), jnp.int32)
   )
   with pytest.raises(ValueError, match='no encoder'):
     LLAMA.init(LLAMA_PARAMS, prompt, 24)
@@ -501,7 +384,7 @@ def test_draft_longer_than_what_is_left_writes_nowhere_else():
   params = Params(LLAMA_PARAMS)
   # A block behind 13 entries needs 20; for max_len + 1 there are 16.
   options = {'to_probs': GREEDY, 'max_len': 15}
-  output = speculate(LLAMA, params, drafter, _prompt(1), **options)
-  expected = plain(LLAMA, params, _prompt(1), **options)
+  output = speculate(LLAMA, params, drafter, prompts_of(1), **options)
+  expected = plain(LLAMA, params, prompts_of(1), **options)
   assert rows(output) == rows(expected)
   np.testing.assert_allclose(output.log_probs, expected.log_probs, atol=1e-5)

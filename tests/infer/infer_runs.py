@@ -12,6 +12,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 RUN = ROOT / 'gin_configs' / 'runs' / 'infer.gin'
 LENGTHS = "{'inputs': 12, 'targets': 16}"
 BATCH_SIZE = 8
+# Examples of the fixture `task`.
+NUM_EXAMPLES = 44
 
 
 def write_task(path: pathlib.Path, num_examples: int, seed: int = 0) -> None:
