@@ -111,13 +111,21 @@ def split_stops(
   stops: Sequence[str], vocabulary: AnyVocabulary
 ) -> tuple[tuple[str, ...], AnyVocabulary]:
   """Splits a model's stop strings into those that are text, which are returned,
-  and special tokens, which become `eos_ids` of the returned vocabulary."""
+  and special tokens, which become `eos_ids` of the returned vocabulary.
+
+  The logger `specdec_jax` warns of a string that no text can contain, which is
+  left out: unlike a user, the model's folder is not refused for it.
+  """
   texts = []
   eos_ids = [*vocabulary.eos_ids]
   for stop in stops:
     ids = vocabulary.encode(stop, add_special_tokens=False)
     if len(ids) == 1 and ids[0] in vocabulary.special_ids:
       eos_ids += ids
+      continue
+    complaint = _complaint(stop, vocabulary)
+    if complaint:
+      _log.warning("ignored of the model's stop_strings: %s", complaint)
     else:
       texts.append(stop)
   ends = tuple(dict.fromkeys(eos_ids))

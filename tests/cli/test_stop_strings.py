@@ -259,6 +259,18 @@ def test_every_door_refuses_what_no_token_spells(run, make_model, tmp_path):
       call()
 
 
+def test_a_model_whose_stop_no_token_spells_says_so(make_model, caplog):
+  tokens = [token for token in tiny.make_tokens() if token != 'Ċ']
+  tokenizer = tiny.make_tokenizer(tokens)
+  model = make_model('states_line_breaks', tokenizer=tokenizer)
+  path = pathlib.Path(model, 'generation_config.json')
+  path.write_text(json.dumps({'stop_strings': ['\n', 'in']}))
+  decoder = specdec_jax.load(model, drafter='none')
+  assert decoder.stop == ('in',)
+  [line] = [text for text in caplog.messages if 'stop_strings' in text]
+  assert "the stop string '\\n' never occurs" in line
+
+
 @pytest.fixture
 def stating(make_model):
   """Writes what one model states, and loads it."""
