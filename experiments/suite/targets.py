@@ -25,8 +25,9 @@ from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.decoding import exact_bits
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, loops, sameness
+from specdec_jax.measure import benchmark, comparison, loops, sameness
 from specdec_jax.measure.benchmark import Drafted
+from specdec_jax.measure.comparison import Row
 from specdec_jax.measure.loops import CompiledLoop
 from specdec_jax.models import families
 from specdec_jax.text import prompts
@@ -43,7 +44,7 @@ _DRAFTERS = {
 _OTHERS = ('prompt_lookup', 'ngram', 'none')
 # What a cell is measured for.
 _SETTING = ('target', 'category', 'temperature', 'batch_size')
-# Columns that `benchmark.compare` has by the same names, and by others.
+# Columns that `comparison.figures` has by the same names, and by others.
 _SAME = (
   *('alpha', 'c', 'verify_cost_ratio', 'without_draft_cost_ratio', 'speedup'),
   *('speculative_tokens_per_second', 'speedup_interval', 'predicted_speedup'),
@@ -73,8 +74,8 @@ def widths(longest: Mapping[str, int]) -> dict[str, int]:
   return {n: max(short) if w in short else w for n, w in found.items()}
 
 
-def row(figures: benchmark.Figures, *, dtype: str, is_greedy: bool) -> Cells:
-  """Returns what the table says of a way of decoding; dtype is that whose
+def row(figures: Mapping[str, Any], *, dtype: str, is_greedy: bool) -> Cells:
+  """Returns what the table says of figures of `comparison`; dtype is that whose
   rounding makes near ties, and sampled texts are not compared."""
   alphas = [*figures['alpha_by_position'], *[None] * _NUM_ALPHAS]
   near = sum(m < _NEAR_TIES[dtype] for m in figures['divergence_margins'])
@@ -101,8 +102,7 @@ def _num_divergent(plain: CompiledLoop, drafted: CompiledLoop) -> int:
   """Counts rows in which two loops decode different tokens."""
   target = plain.program.method.target
   states = plain.decode(), drafted.decode()
-  found = sameness.sameness(target, plain.params, *states)
-  return found['num_divergent_rows']
+  return sameness.sameness(target, plain.params, *states).num_divergent_rows
 
 
 def _compile_ways(
@@ -325,22 +325,23 @@ class Target:
     ways: Mapping[Key, Drafted],
     batches: Sequence[Prompt],
     title: str,
-  ) -> dict[Key, benchmark.Figures]:
+  ) -> dict[Key, Row]:
     """Times ways of decoding some batches."""
     dtype, baseline = self.settings.dtype, programs.baseline
     plain = {
       each: programs.plain[each].on(batches) for each in {dtype, baseline}
     }
-    return benchmark.compare(
-      {
-        key: dataclasses.replace(way, loop=way.loop.on(batches))
-        for key, way in ways.items()
-      },
-      plain=plain[dtype],
+    rows = benchmark.compare(
+      plain[dtype],
+      [
+        dataclasses.replace(way, loop=way.loop.on(batches))
+        for way in ways.values()
+      ],
       baseline=plain[baseline],
       repeats=self.settings.repeats,
       title=title,
     )
+    return dict(zip(ways, rows, strict=True))
 
   def _rows(
     self,
@@ -373,11 +374,15 @@ class Target:
     }
     return [
       {**setting, 'plain': baseline, 'drafter': drafter, 'gamma': gamma}
-      | row(figures, dtype=settings.dtype, is_greedy=is_greedy)
+      | row(
+        comparison.figures(compared),
+        dtype=settings.dtype,
+        is_greedy=is_greedy,
+      )
       | {
-        'exact_rows': figures['rows'] - divergent[drafter, gamma]
+        'exact_rows': compared.num_rows - divergent[drafter, gamma]
         if (drafter, gamma) in divergent
         else None
       }
-      for (drafter, gamma), figures in found.items()
+      for (drafter, gamma), compared in found.items()
     ]

@@ -8,14 +8,16 @@ prefill; prefill and compilation are reported separately.
 import argparse
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding import exact_bits
 from specdec_jax.launch import numbers, progress
-from specdec_jax.measure import benchmark, gamma_search, timing
+from specdec_jax.measure import benchmark, comparison, gamma_search, timing
 from specdec_jax.measure import loops as loops_lib
+from specdec_jax.measure.comparison import Row
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.theory import doubts
 
@@ -66,10 +68,14 @@ def run(args: argparse.Namespace) -> int:
       return outputs.report(args, figures, outputs.table(columns, rows))
   # Time both.
   placed = timing.place(decoder, batches, settings)
-  figures = _measure(placed, args.plain_dtypes, args.repeats)
-  figures |= timing.configuration(vars(args), choices.drafter, decoder) | {
+  result = _measure(placed, args.plain_dtypes, args.repeats)
+  measured = _figures(result)
+  figures = measured | timing.configuration(
+    vars(args), choices.drafter, decoder
+  )
+  figures |= {
     'auto': chosen and vars(chosen),
-    'doubts': doubts.of_speeds(figures) + doubts.of_load(),
+    'doubts': doubts.of_speeds(measured) + doubts.of_load(),
     'is_simulated': is_simulated,
     'num_prompts': sum(len(batch.texts) for batch in batches),
   }
@@ -79,13 +85,32 @@ def run(args: argparse.Namespace) -> int:
   if args.temperature or is_simulated:
     # Sampled texts share only a distribution, and simulated ones nothing.
     figures['identical'] = figures['first_divergence_margin'] = None
-  return outputs.report(args, figures, _table(figures))
+  return outputs.report(args, figures, _table(result, figures))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Result:
+  """What was measured.
+
+  Attributes:
+    row: the comparison.
+    plain_speeds: tokens per second of plain decoding by dtype.
+    plain_dtype: the fastest of them.
+    plain_compile_seconds: of plain decoding in the target's dtype.
+    compile_seconds: of speculative decoding.
+  """
+
+  row: Row
+  plain_speeds: dict[str, float]
+  plain_dtype: str
+  plain_compile_seconds: float
+  compile_seconds: float
 
 
 def _measure(
   placed: timing.Placed, plain_dtypes: Sequence[str], repeats: int
-) -> benchmark.Figures:
-  """Returns the figures of `benchmark.compare`, and their baseline."""
+) -> _Result:
+  """Times speculative decoding beside plain decoding in several dtypes."""
   decoder, method = placed.decoder, placed.decoder.method
   # To time drafting alone, a drafter whose drafts end early is replaced by the
   # same one without that, whose state is part of its own (unless it copies from
@@ -109,13 +134,11 @@ def _measure(
     loop = loops_lib.speculative_loop(
       *placed.args, method=method, max_len=placed.max_len
     )
-    configurations = {
-      '': benchmark.drafted(loop, fixed=fixed, ends_early=bool(endings))
-    }
+    drafted = benchmark.drafted(loop, fixed=fixed, ends_early=bool(endings))
     # T(1) and the expected tokens are of the target's dtype; the baseline of
     # the speedup is the fastest, such as bfloat16 for a float32 target.
     plain = candidates[decoder.model.dtype]
-    fastest, tokens_per_second = loops_lib.fastest(candidates)
+    fastest, plain_speeds = loops_lib.fastest(candidates)
     # With exact bits, tokens are compared with plain decoding at that width.
     expected = None
     if decoder.recipe.exact_bits:
@@ -126,82 +149,101 @@ def _measure(
         max_len=placed.max_len,
       )
       expected = loops_lib.like(loop, decoder.at(0).method)
-  [figures] = benchmark.compare(
-    configurations,
-    plain=plain,
+  [row] = benchmark.compare(
+    plain,
+    [drafted],
     baseline=candidates[fastest],
     expected=expected,
     repeats=repeats,
     title='timing',
-  ).values()
-  return figures | {
-    'baseline': f'autoregressive, {fastest}',
-    'baseline_candidates_tokens_per_second': tokens_per_second,
+  )
+  return _Result(
+    row=row,
+    plain_speeds=plain_speeds,
+    plain_dtype=fastest,
+    plain_compile_seconds=plain.compile_seconds,
+    compile_seconds=loop.compile_seconds,
+  )
+
+
+def _figures(result: _Result) -> dict[str, Any]:
+  """Returns what was measured as JSON has it."""
+  return comparison.figures(result.row) | {
+    'baseline': f'autoregressive, {result.plain_dtype}',
+    'baseline_candidates_tokens_per_second': result.plain_speeds,
     'compile_seconds': {
-      'autoregressive': plain.compile_seconds,
-      'speculative': loop.compile_seconds,
+      'autoregressive': result.plain_compile_seconds,
+      'speculative': result.compile_seconds,
     },
   }
 
 
-def _table(figures: benchmark.Figures) -> object:
+def _table(result: _Result, settings: Mapping[str, Any]) -> object:
+  """Makes the table of a result; `settings` are those of the report."""
   show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
+  row = result.row
+  plain, drafted, rates = row.baseline.loop, row.drafted.loop, row.rates
   # Such as 'smollm2-135m, int8, float32 (drafts bfloat16), cpu'.
-  dtypes = ', '.join(filter(None, (figures['weights'], figures['dtype'])))
-  if figures['draft_dtype'] != figures['dtype']:
-    dtypes += f' (drafts {figures["draft_dtype"]})'
-  title = f'{figures["model"]}, {dtypes}, {figures["device"]}'
-  if figures['is_simulated']:
-    title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
-  plain_dtype = figures['baseline'].split(', ')[1]
-  gamma = f'gamma {figures["gamma"]}'
-  if figures['min_prob']:
+  dtypes = ', '.join(filter(None, (settings['weights'], settings['dtype'])))
+  if settings['draft_dtype'] != settings['dtype']:
+    dtypes += f' (drafts {settings["draft_dtype"]})'
+  title = f'{settings["model"]}, {dtypes}, {settings["device"]}'
+  if settings['is_simulated']:
+    title += f'\nSIMULATED acceptance of {settings["simulate_alpha"]:g}'
+  gamma = f'gamma {row.drafter.gamma}'
+  if settings['min_prob']:
     gamma += ' at most'
-  if figures['tree']:
-    gamma = f'a tree of {figures["gamma"]}'
-  columns = ('', f'plain ({plain_dtype})', f'{figures["drafter"]}, {gamma}')
-  count = lambda name: str(figures[name])
-  speed = lambda configuration: show(
-    figures[f'{configuration}_tokens_per_second'], 1
+  if row.drafter.tree:
+    gamma = f'a tree of {row.drafter.gamma}'
+  columns = (
+    '',
+    f'plain ({result.plain_dtype})',
+    f'{settings["drafter"]}, {gamma}',
   )
-  compiling = lambda configuration: show(
-    figures['compile_seconds'][configuration], 1
-  )
-  plain, drafted = 'autoregressive', 'speculative'
-  least, greatest = figures['speedup_range']
+  least, greatest = row.speedup_range
   only_drafted = {
-    '  without a draft': count('short_target_runs'),
-    'alpha (accepted / tested)': show(figures['alpha']),
-    'accepted / drafted': show(figures['acceptance_per_drafted']),
-    'alpha from mean length': show(figures['alpha_from_block_efficiency']),
-    'block efficiency': show(figures['block_efficiency']),
-    'c': show(figures['c'], 4),
-    'T(gamma+1) / T(1)': show(figures['verify_cost_ratio']),
-    '  without a draft / T(1)': show(figures['without_draft_cost_ratio']),
-    'predicted speedup': show(figures['predicted_speedup']),
-    'measured speedup': show(figures['speedup']),
+    '  without a draft': str(drafted.counts.short_iterations),
+    'alpha (accepted / tested)': show(rates.alpha),
+    'accepted / drafted': show(rates.acceptance_per_drafted),
+    'alpha from mean length': show(row.alpha_from_block_efficiency),
+    'block efficiency': show(rates.block_efficiency),
+    'c': show(row.c, 4),
+    'T(gamma+1) / T(1)': show(row.verify_cost_ratio),
+    '  without a draft / T(1)': show(row.without_draft_cost_ratio),
+    'predicted speedup': show(row.predicted_speedup),
+    'measured speedup': show(row.speedup),
     '  least and greatest turn': f'{least:.2f} to {greatest:.2f}',
-    '  with the prefill': show(figures['end_to_end_speedup']),
+    '  with the prefill': show(row.end_to_end_speedup),
   }
   rows = [
-    ('tokens/s', speed(plain), speed(drafted)),
-    ('tokens', count('autoregressive_tokens'), count('tokens')),
-    ('target runs', count('autoregressive_target_runs'), count('target_runs')),
+    ('tokens/s', show(plain.speed, 1), show(drafted.speed, 1)),
+    ('tokens', str(plain.counts.num_tokens), str(drafted.counts.num_tokens)),
+    (
+      'target runs',
+      str(plain.counts.iterations),
+      str(drafted.counts.iterations),
+    ),
     *((name, '', value) for name, value in only_drafted.items()),
-    ('compile seconds', compiling(plain), compiling(drafted)),
-    (f'identical to plain {figures["dtype"]}', '', _identical(figures)),
+    (
+      'compile seconds',
+      show(result.plain_compile_seconds, 1),
+      show(result.compile_seconds, 1),
+    ),
+    (f'identical to plain {settings["dtype"]}', '', _identical(row, settings)),
   ]
   return outputs.table(columns, rows, title=title)
 
 
-def _identical(figures: benchmark.Figures) -> str:
-  if figures['is_simulated']:
+def _identical(row: Row, settings: Mapping[str, Any]) -> str:
+  """Says whether the tokens are those of plain decoding."""
+  if settings['is_simulated']:
     return 'not compared: simulated'
-  if figures['identical'] is None:
+  if settings['temperature']:
     return 'not compared: sampled'
-  if figures['identical']:
-    return f'yes, {figures["compared_tokens"]} tokens'
-  margin = figures['first_divergence_margin']
+  num_tokens = row.plain.loop.counts.num_tokens
+  if row.sameness.identical:
+    return f'yes, {num_tokens} tokens'
+  margin = row.sameness.first_divergence_margin
   if margin is None:
-    return f'no, {figures["compared_tokens"]} tokens were expected'
+    return f'no, {num_tokens} tokens were expected'
   return f'no, first by a logit margin of {margin:.4f}'

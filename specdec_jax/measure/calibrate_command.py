@@ -4,6 +4,7 @@ iteration's parts on this device, for `specdec plan --costs`.
 
 import argparse
 import functools
+from typing import Any
 
 from specdec_jax.assembly import gamma_memory, running, settled_gamma
 from specdec_jax.assembly.decoder import Decoder
@@ -14,7 +15,6 @@ from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs, stopwatch, timing
 from specdec_jax.measure import loops as loops_lib
-from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
 from specdec_jax.theory import costs, doubts, trees
 from specdec_jax.theory.acceptance import expected_tokens
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _remember(
   decoder: Decoder,
   settings: running.DecodeSettings,
-  figures: Figures,
+  figures: dict[str, Any],
   parts: costs.Costs,
 ) -> RememberedGamma:
   """Remembers the gamma that acceptance and costs predict to be fastest."""
@@ -120,16 +120,18 @@ def _remember(
   return remembered
 
 
-def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
+def _acceptance(
+  placed: timing.Placed, rule: Rule, num_tokens: int
+) -> dict[str, Any]:
   """Measures how often tokens are accepted; for trees also by rank."""
   decoder, params = placed.decoder, placed.params
   is_lossless = rule.judge(decoder.sampling).is_lossless
-  relaxed: Figures = {}
+  relaxed: dict[str, Any] = {}
   if not is_lossless:
     verify_fn = decoder.method.verify_fn
     passes = functools.partial(calibration.passes_rule, verify_fn=verify_fn)
     relaxed = {'verify_fn': verify_fn, 'share_fns': [passes]}
-  shared: Figures = {
+  shared: dict[str, Any] = {
     'method': decoder.method,
     'max_len': placed.max_len,
     'num_tokens': num_tokens,
@@ -159,7 +161,7 @@ def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
   return figures
 
 
-def _table(figures: Figures) -> object:
+def _table(figures: dict[str, Any]) -> object:
   interval = figures['alpha_interval']
   shown = '-' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
   lag = figures['autocorrelation'][0]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,37 @@ from specdec_jax.decoding.state import DecodeState
 from specdec_jax.sampling import processors
 
 
+class Sameness(NamedTuple):
+  """How tokens differ from those of plain decoding: the number of rows that
+  differ, and the margins of those with another token, see `sameness`."""
+
+  num_divergent_rows: int
+  divergence_margins: list[float]
+
+  @property
+  def identical(self) -> bool:
+    return not self.num_divergent_rows
+
+  @property
+  def first_divergence_margin(self) -> float | None:
+    return self.divergence_margins[0] if self.divergence_margins else None
+
+  def figures(self) -> dict[str, Any]:
+    """Returns the comparison as JSON has it."""
+    return {
+      'identical': self.identical,
+      **self._asdict(),
+      'first_divergence_margin': self.first_divergence_margin,
+      'largest_divergence_margin': max(self.divergence_margins, default=None),
+    }
+
+
 def sameness(
   target: LanguageModel,
   params: Params,
   expected: Sequence[DecodeState],
   compared: Sequence[DecodeState],
-) -> dict[str, object]:
+) -> Sameness:
   """Compares final states with those of plain decoding.
 
   At the first difference of a row, the margin is the processed logit of plain
@@ -51,13 +77,7 @@ def sameness(
         token = first.tokens[row, position]
         other_token = second.tokens[row, position]
         margins.append(float(logits[token] - logits[other_token]))
-  return {
-    'identical': not num_divergent,
-    'num_divergent_rows': num_divergent,
-    'divergence_margins': margins,
-    'first_divergence_margin': margins[0] if margins else None,
-    'largest_divergence_margin': max(margins, default=None),
-  }
+  return Sameness(num_divergent, margins)
 
 
 @functools.partial(jax.jit, static_argnames='target')

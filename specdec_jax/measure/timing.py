@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -15,7 +16,6 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.launch import platforms, progress
 from specdec_jax.measure import loops as loops_lib
-from specdec_jax.measure.benchmark import Figures
 from specdec_jax.measure.loops import CompiledLoop
 from specdec_jax.text.prompts import Batch
 
@@ -91,8 +91,8 @@ def place(
 
 
 def configuration(
-  flags: Figures, choice: DrafterChoice, decoder: Decoder
-) -> Figures:
+  flags: Mapping[str, Any], choice: DrafterChoice, decoder: Decoder
+) -> dict[str, Any]:
   """Returns the settings of a run for its report: flags by name, the config of
   the drafter, and those of the decoder, whose gamma may be 0."""
   names = (

@@ -27,7 +27,7 @@ def sentence(doubts: Sequence[str]) -> str:
 
 
 def of_speeds(figures: Mapping[str, Any]) -> list[str]:
-  """Lists doubts about figures of `benchmark.compare`."""
+  """Lists doubts about the figures of `measure.comparison`."""
   doubts = _of_ratio(figures['verify_cost_ratio'])
   most = figures['most_speedup']
   if figures['speedup'] > most * (1 + _SLACK):

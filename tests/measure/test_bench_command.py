@@ -7,8 +7,10 @@ import pytest
 
 from specdec_jax.launch import progress
 from specdec_jax.measure import bench_command
+from specdec_jax.measure.comparison import Timing
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
+from tests.measure.some_rows import some_row, some_timed
 
 KEYS = {
   *('autoregressive_tokens_per_second', 'speculative_tokens_per_second'),
@@ -70,32 +72,28 @@ def line_of(table, name):
   return line
 
 
-def test_the_table_names_what_was_compared(run):
+def test_the_table_names_what_was_compared():
   """The fastest plain decoding, of another dtype, can give another text."""
-  figures = dict.fromkeys(KEYS, 1.0) | {
-    'baseline': 'autoregressive, float32',
-    'autoregressive_tokens': 162,
-    'tokens': 163,
-    'compared_tokens': 163,
-    'dtype': 'bfloat16',
-    'draft_dtype': 'float32',
-    'weights': 'int8',
-    'is_simulated': False,
-    'identical': True,
-    'without_draft_cost_ratio': None,
-    'speedup_range': [0.9, 1.1],
+  plain = some_timed([1.0], 163, 163)
+  row = some_row(
+    some_timed([0.9, 1.1], 162, 162),
+    some_timed([1.0, 1.0], 162, 54),
+    plain=Timing(prefill=0.0, loop=plain, per_iteration=plain.per_iteration),
+  )
+  result = bench_command._Result(
+    row=row,
+    plain_speeds={'float32': 162.0},
+    plain_dtype='float32',
+    plain_compile_seconds=1.0,
+    compile_seconds=2.0,
+  )
+  settings = dict.fromkeys(('model', 'drafter', 'device', 'min_prob')) | {
+    **{'dtype': 'bfloat16', 'draft_dtype': 'float32', 'weights': 'int8'},
+    **{'is_simulated': False, 'temperature': 0.0},
   }
-  for name in ('model', 'drafter', 'device', 'min_prob', 'tree'):
-    figures[name] = None
-  for name in ('autoregressive_target_runs', 'short_target_runs'):
-    figures[name] = 1
-  for name in ('acceptance_per_drafted', 'end_to_end_speedup'):
-    figures[name] = 1.0
-  figures['alpha_from_block_efficiency'] = None
-  figures['compile_seconds'] = {'autoregressive': 1.0, 'speculative': 1.0}
   console = progress.console(color='never')
   with console.capture() as shown:
-    console.print(bench_command._table(figures))
+    console.print(bench_command._table(result, settings))
   table = shown.get()
   assert '162' in line_of(table, '│ tokens ')
   assert '0.90 to 1.10' in table

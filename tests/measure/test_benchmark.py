@@ -13,13 +13,12 @@ from specdec_jax import drafters
 from specdec_jax.assembly import processing
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Params
-from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
-from specdec_jax.decoding.rates import Counts
-from specdec_jax.measure import benchmark, loops, sameness
+from specdec_jax.measure import benchmark, comparison, loops, sameness
 from specdec_jax.measure.loops import Timed
 from specdec_jax.sampling import logits
 from tests import toy
+from tests.measure.some_rows import some_counts, some_row, some_timed
 
 V, MAX_LEN = 11, 12
 
@@ -54,10 +53,10 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     state, context=dataclasses.replace(state.context, lengths=lengths)
   )
   for other, is_same in ((state, True), (shorter, False)):
-    figures = sameness.sameness(target, params, [state], [other])
-    assert figures['identical'] is is_same
-    assert figures['num_divergent_rows'] == (not is_same)
-    assert figures['first_divergence_margin'] is None
+    result = sameness.sameness(target, params, [state], [other])
+    assert result.identical is is_same
+    assert result.num_divergent_rows == (not is_same)
+    assert result.first_divergence_margin is None
 
 
 def test_margins_are_of_logits_that_were_processed():
@@ -86,7 +85,7 @@ def test_margins_are_of_logits_that_were_processed():
   found = sameness.sameness(target, params, [state], [other])
   own = params.target['table'][5, 5]
   margin = float(own[5] + 9 - 3 * 0.5 - own[7])
-  assert found['divergence_margins'] == pytest.approx([margin])
+  assert found.divergence_margins == pytest.approx([margin])
 
 
 @pytest.mark.slow
@@ -115,35 +114,13 @@ def test_margins_are_plain_decodings_whose_cache_may_be_of_another_kind():
   )
   prompts = [toy.prompt([[1, 2, 3], [4]])]
   loop = loops.plain_loop(*args, prompts, method=plain, max_len=MAX_LEN)
-  way = benchmark.drafted(
+  drafted = benchmark.drafted(
     loops.speculative_loop(*args, prompts, method=method, max_len=MAX_LEN)
   )
-  found = benchmark.compare(
-    {'': way}, plain=loop, baseline=loop, repeats=1, expected=loop
-  )['']
-  assert found['num_divergent_rows'] == 2
+  [row] = benchmark.compare(loop, [drafted], repeats=1, expected=loop)
+  assert row.sameness.num_divergent_rows == 2
   # What the other took for the likeliest is the least likely of all.
-  assert min(found['divergence_margins']) > 1
-
-
-def some_counts(num_tokens, iterations, short=0):
-  """Counters of so many tokens per row."""
-  return Counts(
-    statistics=dataclasses.replace(
-      statistics.init(len(num_tokens), 3), num_tokens=np.array(num_tokens)
-    ),
-    iterations=iterations,
-    short_iterations=short,
-  )
-
-
-def some_timed(seconds, num_tokens=0, iterations=1):
-  """A lone batch."""
-  made = Timed(np.array([seconds]), [None])
-  # As cached properties keep them.
-  made.__dict__['counts'] = some_counts([num_tokens], iterations)
-  made.__dict__['num_tokens'] = np.array([num_tokens])
-  return made
+  assert min(row.sameness.divergence_margins) > 1
 
 
 def test_the_promised_speed_is_of_what_the_iterations_cost():
@@ -152,7 +129,7 @@ def test_the_promised_speed_is_of_what_the_iterations_cost():
   counts = functools.partial(some_counts, [40, 20])
   costs = {'c': 0.25, 'verify_cost_ratio': 1.5, 'without_draft_cost_ratio': 1.1}
   promised = functools.partial(
-    benchmark.predict_speedup, counts(40), counts(10, 4), **costs
+    comparison.predict_speedup, counts(40), counts(10, 4), **costs
   )
   cost = 6 * 1.5 + 4 * 1.1 + 18 * 0.25
   assert promised(num_drafted=18) == pytest.approx(40 / cost)
@@ -165,39 +142,58 @@ def test_all_speeds_are_of_the_median_turn():
   """The turn that something else held up decides nothing."""
   baseline = some_timed([1.0, 4.0, 1.0, 2.0, 4.0], 40, 20)
   drafted = some_timed([4.0, 2.0, 2.0, 1.0, 1.0], 60, 20)
-  found = benchmark._speeds(drafted, baseline)
+  figures = comparison.figures(some_row(baseline, drafted))
   speeds = [
-    found[f'{side}_tokens_per_second']
-    for side in ('autoregressive', 'speculative')
+    figures[f'{name}_tokens_per_second']
+    for name in ('autoregressive', 'speculative')
   ]
   assert speeds == [20, 30]
-  assert found['speedup'] == 1.5 == found['most_speedup']
-  assert found['speedup_range'] == pytest.approx([1.5 / 4, 6])
-  assert found['speedup_interval'] is None
+  assert figures['speedup'] == 1.5 == figures['most_speedup']
+  assert figures['speedup_range'] == pytest.approx([1.5 / 4, 6])
+  assert figures['speedup_interval'] is None
 
 
 def test_the_interval_of_a_speedup_is_over_batches():
   """Two batches of 12 tokens; the second is no faster than plain decoding."""
 
   def timed(seconds):
-    made = Timed(np.array(seconds)[:, None], [None, None])
-    made.__dict__['counts'] = some_counts([12, 12], 8)
-    made.__dict__['num_tokens'] = np.array([12, 12])
-    return made
+    loop = Timed(np.array(seconds)[:, None], [None, None])
+    loop.__dict__['counts'] = some_counts([12, 12], 8)
+    loop.__dict__['num_tokens'] = np.array([12, 12])
+    return loop
 
-  found = benchmark._speeds(timed([0.5, 1.0]), timed([1.0, 1.0]))
-  assert found['speedup'] == pytest.approx(2 / 1.5)
-  low, high = found['speedup_interval']
+  row = some_row(timed([1.0, 1.0]), timed([0.5, 1.0]))
+  assert row.speedup == pytest.approx(2 / 1.5)
+  low, high = row.speedup_interval
   assert low < 1 < 2 / 1.5 < high
 
 
 def test_a_short_decode_begins_no_more_often_than_the_drafted_one():
   """An iteration takes a second, and a decode 6 s to begin."""
-  timed = {
-    name: some_timed([6.0 + iterations] * 3, iterations=iterations)
-    for name, iterations in (('full_width', 4), ('speculative', 60))
-  }
-  timed['launch'] = some_timed([6.0, 6.0, 9.0])
-  found = benchmark._short_iteration(timed['full_width'], timed)
-  assert found == pytest.approx(1.1)
+  full_width, drafted = (
+    some_timed([6.0 + iterations] * 3, iterations=iterations)
+    for iterations in (4, 60)
+  )
+  launch = some_timed([6.0, 6.0, 9.0])
+  seconds = benchmark.iteration_seconds(full_width, launch, drafted)
+  assert seconds == pytest.approx(1.1)
   assert some_timed([126.0], iterations=120).per_iteration == 1.05
+
+
+def test_costs_are_of_plain_steps_in_the_dtype_of_the_target():
+  """Ten iterations of 40 plain steps of a second, in a baseline twice as fast;
+  a step of the drafter takes .25 s, and one of all four positions 1.5 s."""
+  row = some_row(some_timed([20.0], 40, 40), some_timed([20.0], 40, 10))
+  row = dataclasses.replace(
+    row,
+    plain=dataclasses.replace(row.plain, per_iteration=1.0),
+    drafted=dataclasses.replace(
+      row.drafted, prefill=20.0, per_iteration=1.5, per_proposal=0.75
+    ),
+  )
+  assert (row.c, row.verify_cost_ratio) == (0.25, 1.5)
+  assert row.without_draft_cost_ratio is None
+  # 40 half seconds against 10 (1.5 + .75).
+  assert row.predicted_speedup == pytest.approx(20 / 22.5)
+  assert row.end_to_end_speedup == 20 / 40
+  assert row.num_drafted == 30
