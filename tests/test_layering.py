@@ -82,6 +82,17 @@ RESTRICTED = {
   'fsspec': ({'files'}, False),
 }
 
+MOST_LINES, MOST_LINES_OF_FUNCTIONS = 500, 80
+# Functions that document a public call: the limit is for the rest of them.
+PUBLIC_CALLS = {
+  'specdec_jax/assembly/api.py:generate',
+  'specdec_jax/assembly/api.py:load',
+  'specdec_jax/audit/auditing.py:audit',
+  'specdec_jax/training/train.py:train',
+}
+# Files that are yet to be split; no name is added.
+LONG_FILES = {'tests/assembly/test_api.py'}
+
 
 def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
   """Dotted names that a file imports, and whether inside a function, or for
@@ -227,15 +238,43 @@ def test_what_stands_alone_is_told(tmp_path, monkeypatch, part, line, is_wrong):
   assert len(violations(path)) == is_wrong
 
 
-@pytest.mark.parametrize('path', FILES, ids=relative)
-def test_files_and_functions_are_short(path):
+def too_long(path: pathlib.Path) -> list[str]:
+  """Names the functions of a file that are too long, and the file if it is."""
   text = path.read_text(encoding='utf-8')
-  assert len(text.splitlines()) <= 500
+  name = path.relative_to(ROOT).as_posix()
+  num_lines = len(text.splitlines())
+  wrong = []
+  if num_lines > MOST_LINES and name not in LONG_FILES:
+    wrong.append(f'{name} has {num_lines} lines')
   for node in ast.walk(ast.parse(text)):
-    if isinstance(node, ast.FunctionDef):
-      body = node.body[1:] if ast.get_docstring(node) else node.body
-      length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
-      assert length <= 80, f'{node.name} has {length} lines'
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+      function = f'{name}:{node.name}'
+      num_lines = node.end_lineno - node.lineno + 1
+      if function in PUBLIC_CALLS:
+        num_lines -= len(ast.get_docstring(node).splitlines())
+      if num_lines > MOST_LINES_OF_FUNCTIONS:
+        wrong.append(f'{function} has {num_lines} lines')
+  return wrong
+
+
+@pytest.mark.parametrize('folder', ['specdec_jax', 'tests', 'experiments'])
+def test_files_and_functions_are_short(folder):
+  paths = sorted((ROOT / folder).rglob('*.py'))
+  assert [name for path in paths for name in too_long(path)] == []
+
+
+def test_a_long_file_and_a_long_function_are_seen(tmp_path, monkeypatch):
+  monkeypatch.setitem(globals(), 'ROOT', tmp_path)
+  path = tmp_path / 'some.py'
+  lines = ['def short():', *['  pass'] * 79, 'def long():', *['  pass'] * 80]
+  lines += ['# At the end.'] * (500 - len(lines))
+  path.write_text('\n'.join(lines))
+  assert too_long(path) == ['some.py:long has 81 lines']
+  path.write_text('\n'.join([*lines, '# Beyond it.']))
+  assert too_long(path) == [
+    'some.py has 501 lines',
+    'some.py:long has 81 lines',
+  ]
 
 
 def test_commands_are_listed_without_what_they_use():

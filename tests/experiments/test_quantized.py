@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.quantized import __main__ as experiment
+from experiments.quantized import chips
 from specdec_jax.base import Tree
 from specdec_jax.models import presets, quantized
 from specdec_jax.planning import aot, parts, workloads
@@ -39,7 +39,7 @@ def overs(monkeypatch, weights: str, caches: str | None = None) -> list[float]:
     sizes, name, task = {'num_layers': 1}, LONG, (8, 4096 - 128)
   config = dataclasses.replace(presets.PRESETS[name], **sizes)
   monkeypatch.setitem(presets.PRESETS, name, config)
-  cells = experiment._steps_of(name, weights, caches, *task, 'v5e:1x1')
+  cells = chips.steps_of(name, weights, caches, *task, 'v5e:1x1')
   return [float(cells[f'{step} step, over']) for step in ('plain', 'verify')]
 
 
@@ -96,6 +96,6 @@ def test_tree_steps_read_caches_once(monkeypatch, caches):
   assert shapes.program.state.target_cache.capacity == 4104
   compiled = aot.compile_all([parts.target_step(shapes, 3, tree)])
   [cost] = aot.price(compiled, task.slice.chip)
-  least = experiment._read_bytes(decoder)
+  least = chips.read_bytes(decoder)
   least += mesh_lib.tree_bytes(shapes.program.state.target_cache)
   assert cost.memory_bytes / least < 1.05
