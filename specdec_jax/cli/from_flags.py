@@ -3,8 +3,8 @@
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from specdec_jax.assembly import (
   decoder,
@@ -16,7 +16,7 @@ from specdec_jax.assembly import (
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import chosen, field_names
+from specdec_jax.assembly.option_fields import chosen, options_of
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Tree
@@ -27,7 +27,6 @@ from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
-Config = TypeVar('Config')
 # Keys that a line of --prompts may have, copied to its results.
 _LABELS = ('id', 'task')
 
@@ -56,14 +55,22 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   settings(args)  # Raises for settings that exclude each other.
   revision = '' if args.revision is None else f'@{args.revision}'
   rule = chosen('verification', RULES, args.verification, vars(args))
-  sampling = named(Sampling, args)
+  # Each of these flags is an option of `Sampling`, see `options.add_sampling`.
+  sampling = Sampling(
+    **{name: getattr(args, name) for name in options_of(Sampling)}
+  )
   judge = rule.judge(sampling)
   # Some commands lack the flag.
   exact_bits = getattr(args, 'exact_bits', False)
   is_auto = may_be_auto and judge.is_lossless and not exact_bits
   result = Choices(
-    model=named(
-      Model, args, checkpoint=f'{args.model}{revision}', sizes=args.config
+    model=Model(
+      checkpoint=f'{args.model}{revision}',
+      sizes=args.config,
+      vocabulary=args.vocabulary,
+      dtype=args.dtype,
+      weights=args.weights,
+      cache_dtype=args.cache_dtype,
     ),
     drafter=_drafter(args, is_auto=is_auto),
     rule=rule,
@@ -77,16 +84,6 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   judge.verify_fn(length if isinstance(length, Tree) else None)
   judge.sampling.check_is_used()
   return result
-
-
-def named(
-  config_type: Callable[..., Config], args: argparse.Namespace, **overrides
-) -> Config:
-  """Makes a dataclass from the flags named like its fields, and `overrides`."""
-  # `Sampling.temperature`, for example, is args.temperature.
-  names = field_names(config_type)
-  fields = {n: value for n, value in vars(args).items() if n in names}
-  return config_type(**fields | overrides)
 
 
 def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
@@ -117,11 +114,19 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
 def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Returns the settings of a decode."""
   # Sampling flags configure the decoder; as settings they stay unset.
-  overrides = dict.fromkeys(field_names(Sampling))
-  # Commands without --stop have no stop strings.
-  overrides['stop'] = getattr(args, 'stop', ())
-  overrides['call'] = progress.interruptible
-  return named(running.DecodeSettings, args, **overrides)
+  return running.DecodeSettings(
+    max_new_tokens=args.max_new_tokens,
+    seed=args.seed,
+    chat=args.chat,
+    system=args.system,
+    call=progress.interruptible,
+    # `chat` decodes one row, and only `generate` shows the likeliest tokens.
+    batch_size=getattr(args, 'batch_size', 1),
+    num_devices=getattr(args, 'num_devices', 1),
+    top_logprobs=getattr(args, 'top_logprobs', None),
+    # Commands without --stop have no stop strings.
+    stop=getattr(args, 'stop', ()),
+  )
 
 
 class Prepared(NamedTuple):

@@ -204,8 +204,12 @@ def _write(args: argparse.Namespace) -> int:
 
   compilation_cache.enable()
   texts = from_flags.texts_alone(from_flags.lines(args))
-  writing = from_flags.named(
-    write_texts.Writing, args, prompts=texts, how=from_flags.settings(args)
+  writing = write_texts.Writing(
+    prompts=texts,
+    how=from_flags.settings(args),
+    temperatures=args.temperatures,
+    layers=args.layers,
+    part_size=args.part_size,
   )
   model = Model(checkpoint=args.model, dtype=args.dtype)
   write_texts.write(model, writing, args.out, say=progress.show)
