@@ -32,6 +32,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Context, Prompt
+from specdec_jax.drafters.always_full import always_full
 from specdec_jax.measure import loops, stopwatch
 from specdec_jax.models import presets
 from specdec_jax.models.products import by_rows, by_tiles, tiled
@@ -239,7 +240,7 @@ def processors(decoder: Decoder, num_new: int, repeats: int) -> Table:
   [off] = packing.pack(decoder, [_PROMPT], settings)
   on = packing.pack(decoder, [_PROMPT] * len(ways), own)
   method = dataclasses.replace(decoder.method, eos_id=(-1,))
-  drafter = stopwatch.always_full(_GAMMA)
+  drafter = always_full(_GAMMA)
   columns = {
     'plain': (loops.plain_loop, method),
     f'{_GAMMA} drafted': (

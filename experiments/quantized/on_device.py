@@ -19,6 +19,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params
+from specdec_jax.drafters.always_full import always_full
 from specdec_jax.measure import calibration, loops, stopwatch
 from specdec_jax.models import families
 
@@ -128,7 +129,7 @@ def steps(targets: Sequence[str], num_new: int, repeats: int) -> Table:
       length = running.max_length(decoder, batch, num_new)
       args = decoder.params, jax.random.key(0), [batch.prompt]
       for width in (1, 5):
-        full = stopwatch.always_full(width - 1)
+        full = always_full(width - 1)
         loop = loops.speculative_loop(
           *args,
           method=dataclasses.replace(method, drafter=full),

@@ -26,14 +26,14 @@ from specdec_jax.base import (
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.drafters.always_full import always_full
 from specdec_jax.launch import progress
-from specdec_jax.measure import stopwatch
 from specdec_jax.sampling import distributions
 from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
 
 _NUM_LAGS = 8
-_NOTHING = stopwatch.always_full(0)
+_NOTHING = always_full(0)
 
 # From a draft and `p` after one prefix: a probability of acceptance, `[B]`.
 ShareFn = Callable[[Draft, Array], Array]

@@ -16,6 +16,7 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.rates import Counts
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.drafters.always_full import always_full
 from specdec_jax.measure import stopwatch
 
 Name = TypeVar('Name')
@@ -132,11 +133,11 @@ def full_width_loop(
   loop: CompiledLoop, gamma: int | None = None, vocab_size: int | None = None
 ) -> CompiledLoop:
   """Compiles a few iterations that all score gamma + 1 positions, on the first
-  batch of a loop. The drafter is `stopwatch.always_full`, with the gamma and
+  batch of a loop. The drafter is `drafters.always_full`, with the gamma and
   tree of the loop's drafter, or fewer tokens: `gamma`."""
   method = loop.program.method
   drafter = method.drafter
-  full = stopwatch.always_full(
+  full = always_full(
     drafter.gamma if gamma is None else gamma,
     vocab_size,
     may_abstain=drafter.may_abstain,

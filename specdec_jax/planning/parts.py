@@ -24,8 +24,8 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Prompt, Tree
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.drafters.always_full import always_full
 from specdec_jax.drafters.autoregressive import Chain
-from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
 from specdec_jax.planning import aot
 from specdec_jax.planning.aot import Job, ProgramCost
@@ -293,7 +293,7 @@ def target_step(shapes: Shapes, width: int, tree: Tree | None = None) -> Job:
   plain step."""
   program = shapes.program
   method = dataclasses.replace(
-    program.method, drafter=stopwatch.always_full(width - 1, tree=tree)
+    program.method, drafter=always_full(width - 1, tree=tree)
   )
   if tree is not None:
     walk = functools.partial(verification.target_sample_walk, tree=tree)
