@@ -1,4 +1,5 @@
-"""The core stands alone: each extra can be deleted, with its tests.
+"""The core stands alone: each extra can be deleted, with its tests, and so can
+all of them.
 
 For each extra, the package and its tests are copied without the extra's folder
 and its tests, as `git rm -r` leaves them. In the copy the core's tests are
@@ -34,6 +35,9 @@ COMMANDS = {
   'trace': ['trace'],
   'training': ['data', 'train'],
 }
+# A case without any extra.
+ALL = 'all extras'
+CASES = [*sorted(EXTRAS), ALL]
 # Tests of the repository: its pages, experiments and packages. Whoever deletes
 # an extra also edits those that name it.
 REPOSITORY = {
@@ -78,11 +82,17 @@ sys.exit(pytest.main(['--collect-only', *tests]))
 """
 
 
+def deleted(case: str) -> list[str]:
+  """The extras that are deleted in a case."""
+  return sorted(EXTRAS) if case == ALL else [case]
+
+
 @pytest.fixture
 def copy_without(tmp_path, request):
-  """Copies the package and its tests, but for one extra and its tests."""
+  """Copies the package and its tests, but for the extras of a case and their
+  tests."""
 
-  def call(extra: str) -> pathlib.Path:
+  def call(case: str) -> pathlib.Path:
     for name in ('specdec_jax', 'tests', 'gin_configs', 'experiments/prompts'):
       shutil.copytree(
         ROOT / name,
@@ -93,10 +103,11 @@ def copy_without(tmp_path, request):
       shutil.copy(ROOT / name, tmp_path)
     pretrained = pathlib.Path('specdec_jax', 'pretrained')
     (tmp_path / pretrained).symlink_to(ROOT / pretrained)
-    for place in ('specdec_jax', 'tests'):
-      shutil.rmtree(tmp_path / place / extra)
-      # `git rm` leaves compiled files, and so the folders.
-      (tmp_path / place / extra / '__pycache__').mkdir(parents=True)
+    for extra in deleted(case):
+      for place in ('specdec_jax', 'tests'):
+        shutil.rmtree(tmp_path / place / extra)
+        # `git rm` leaves compiled files, and so the folders.
+        (tmp_path / place / extra / '__pycache__').mkdir(parents=True)
     compiled = conftest.compiled_folder(request.config)
     if compiled is not None:
       (tmp_path / '.pytest_cache' / 'd').mkdir(parents=True)
@@ -143,11 +154,13 @@ def core_tests() -> list[str]:
   )
 
 
-def naming(extra: str) -> list[str]:
-  """The files of the core's tests that name an extra, or a table beside them
-  that does, such as those of the contracts."""
-  dotted = extra.replace('/', '.')
-  words = [f"'{extra}'", f'specdec_jax.{dotted}', f'tests.{dotted}']
+def naming(case: str) -> list[str]:
+  """The files of the core's tests that name a deleted extra, or a table beside
+  them that does, such as those of the contracts."""
+  words = []
+  for extra in deleted(case):
+    dotted = extra.replace('/', '.')
+    words += [f"'{extra}'", f'specdec_jax.{dotted}', f'tests.{dotted}']
   is_naming = re.compile('|'.join(map(re.escape, words))).search
   tests = set()
   for entry in core_tests():
@@ -166,45 +179,50 @@ def naming(extra: str) -> list[str]:
   return sorted(tests)
 
 
-@pytest.mark.parametrize('extra', sorted(EXTRAS))
-def test_the_core_stands_without(extra, copy_without):
-  folder = copy_without(extra)
-  commands = COMMANDS.get(extra, [])
+@pytest.mark.parametrize('case', CASES)
+def test_the_core_stands_without(case, copy_without):
+  folder = copy_without(case)
+  extra_of_command = {
+    command: extra
+    for extra in deleted(case)
+    for command in COMMANDS.get(extra, [])
+  }
+  commands = sorted(extra_of_command)
   words = ' '.join(commands), ' '.join(core_tests())
   result = run_in(folder, '-c', PROGRAM, *words)
   assert result.returncode == 0, result.stdout[-8000:] + result.stderr
   listed = {line.split()[0] for line in result.stdout.splitlines() if line}
   for name in sum(COMMANDS.values(), ['generate', 'chat', 'convert', 'doctor']):
     assert (name in listed) == (name not in commands), result.stdout
-  for command in commands:
+  for command, extra in extra_of_command.items():
     sentence = f'{command} is a command of the extra {extra}, whose folder'
     assert sentence in result.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('extra', sorted(EXTRAS))
-def test_what_names_an_extra_passes_without(extra, copy_without):
-  folder = copy_without(extra)
-  printed = run_tests(folder, *naming(extra))
+@pytest.mark.parametrize('case', CASES)
+def test_what_names_an_extra_passes_without(case, copy_without):
+  folder = copy_without(case)
+  printed = run_tests(folder, *naming(case))
   assert int(re.findall(r'(\d+) passed', printed)[0]) > 100
 
 
 @pytest.mark.slow
 @pytest.mark.smollm2
-@pytest.mark.parametrize('extra', sorted(EXTRAS))
-def test_the_lines_of_readme_run_without(extra, copy_without):
+@pytest.mark.parametrize('case', CASES)
+def test_the_lines_of_readme_run_without(case, copy_without):
   text = (ROOT / 'README.md').read_text(encoding='utf-8')
   program, printed = re.search(
     r'^```python\n(.*?)^```$.*?^```\n(.*?)^```$', text, re.M | re.S
   ).groups()
-  result = run_in(copy_without(extra), '-c', program)
+  result = run_in(copy_without(case), '-c', program)
   assert (result.returncode, result.stdout) == (0, printed), result.stderr
 
 
 @pytest.mark.without_extras
-@pytest.mark.parametrize('extra', sorted(EXTRAS))
-def test_the_tests_of_the_core_pass_without(extra, copy_without):
-  run_tests(copy_without(extra), *core_tests())
+@pytest.mark.parametrize('case', CASES)
+def test_the_tests_of_the_core_pass_without(case, copy_without):
+  run_tests(copy_without(case), *core_tests())
 
 
 def test_what_deleted_packages_leave_is_not_installed(tmp_path, monkeypatch):
