@@ -3,11 +3,10 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import verification
-from specdec_jax.base import Draft, Drafter, Params
+from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.sampling import logits
@@ -64,22 +63,6 @@ def plain(
 def _compiled(generate, **settings):
   """One program for each way of decoding, whoever asks."""
   return jax.jit(functools.partial(generate, **settings))
-
-
-def silent(gamma: int, *, may_abstain: bool) -> Drafter:
-  """Never proposes anything; gamma may be 0."""
-
-  def propose(params, row_keys, context, state):
-    draft = Draft(
-      tokens=jnp.zeros((context.lengths.shape[0], gamma), jnp.int32),
-      probs=None,
-      lengths=jnp.zeros_like(context.lengths),
-    )
-    return draft, state
-
-  return Drafter(
-    gamma, lambda params, prompt, max_len: (), propose, may_abstain
-  )
 
 
 def rows(output) -> list[list[int]]:

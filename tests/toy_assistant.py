@@ -6,7 +6,6 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.drafters.assistant import AssistantModel
 from specdec_jax.drafters.autoregressive import Chain
-from specdec_jax.models import families
 from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.gemma.gemma4 import Gemma4Config
 from tests import toy_gemma
@@ -36,12 +35,6 @@ def joined(target_params, own):
   """The drafter's params in the loop."""
   embedder = target_params['token_embedder']
   return {'assistant': own, 'token_embedder': embedder}
-
-
-def networks(target: Gemma4Config, sizes: AssistantConfig, *, gamma: int):
-  """The target that keeps hidden states, and the network."""
-  bound = families.bind(target, sizes, width=gamma + 1)
-  return bound.target, bound.model
 
 
 def params(sizes: AssistantConfig, *, seed: int):

@@ -52,12 +52,6 @@ def params(sizes: BlockDrafterConfig, *, seed: int, left_out: int = 1):
   return own | {'target_ids': jnp.asarray(ids, jnp.int32)}
 
 
-def networks(target, sizes: BlockDrafterConfig, *, gamma: int):
-  """The target that keeps features, and the network."""
-  bound = families.bind(target, sizes, width=gamma + 1)
-  return bound.target, bound.model
-
-
 def joined(target, sizes: BlockDrafterConfig, target_params, own):
   """The drafter's params in the loop."""
   bound = families.bind(target, sizes, width=sizes.block_size + 1)

@@ -12,7 +12,6 @@ from specdec_jax.base import Array, Drafter, LanguageModel, value
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.eagle import EagleModel
 from specdec_jax.drafters.features import FeatureCache
-from specdec_jax.models import families
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from tests import toy
@@ -45,12 +44,6 @@ def joined(target_params, own):
   """The drafter's params in the loop."""
   embedder = own if 'token_embedder' in own else target_params
   return {'eagle': own, 'token_embedder': embedder['token_embedder']}
-
-
-def networks(target: LlamaConfig, sizes: EagleConfig, *, gamma: int):
-  """The target that keeps features, and the network."""
-  bound = families.bind(target, sizes, width=gamma + 1)
-  return bound.target, bound.model
 
 
 def looped(drafter: Drafter, target: LanguageModel) -> Drafter:

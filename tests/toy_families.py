@@ -40,3 +40,10 @@ def make(
 def has_encoder(name: str) -> bool:
   """Whether its prompts have encoder rows."""
   return families.has_encoder(_CONFIGS[name](4, num_layers=1))
+
+
+def networks(target, sizes, *, gamma: int):
+  """The target that keeps what a drafter on its states reads, and the drafter's
+  network, from the sizes of both."""
+  bound = families.bind(target, sizes, width=gamma + 1)
+  return bound.target, bound.model

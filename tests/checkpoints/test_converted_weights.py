@@ -22,7 +22,7 @@ from specdec_jax.launch import platforms
 from specdec_jax.models import families, layers, products, quantized
 from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.sampling import logits
-from tests import slow, toy, toy_eagle, toy_t5
+from tests import slow, toy, toy_eagle, toy_families, toy_t5
 from tests.decoding.test_compilation import in_loops, optimized_hlo
 
 pytestmark = pytest.mark.optimized
@@ -81,7 +81,7 @@ def loop_of(name: str, drafter: str, params):
   """The method of a loop, and the params of both."""
   model = families.language_model(MODELS[name][0])
   if drafter == 'eagle':
-    model, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
+    model, network = toy_families.networks(LLAMA, EAGLE, gamma=GAMMA)
     made = autoregressive(drafters.eagle(network))
     own = in_bfloat16(toy_eagle.params(EAGLE, seed=1))
     own = products.with_cpu_copies(own, is_tied=False)

@@ -28,6 +28,7 @@ from tests import (
   toy_block,
   toy_blocks,
   toy_eagle,
+  toy_families,
   toy_gemma,
 )
 from tests.contracts.rows import VOCAB_SIZE, Row
@@ -88,7 +89,7 @@ def _eagle(make=drafters.autoregressive, *, lookup=None, **options):
 
   def made(gamma: int) -> Drafter:
     more = {'first': lookup(gamma=gamma)} if lookup else {}
-    target, network = toy_eagle.networks(
+    target, network = toy_families.networks(
       TARGET_CONFIG, EAGLE_CONFIG, gamma=gamma
     )
     drafter = make(
@@ -119,7 +120,7 @@ def _assistant(make=drafters.autoregressive, *, lookup=None, **options):
 
   def made(gamma: int) -> Drafter:
     first = {'first': lookup(gamma=gamma)} if lookup else {}
-    target, model = toy_assistant.networks(GEMMA, ASSISTANT, gamma=gamma)
+    target, model = toy_families.networks(GEMMA, ASSISTANT, gamma=gamma)
     drafter = make(
       drafters.assistant(model),
       gamma=gamma,
@@ -148,7 +149,7 @@ def _blocks(make=drafters.autoregressive, **options):
   config = dataclasses.replace(BLOCKS_CONFIG, **sizes)
 
   def made(gamma: int) -> Drafter:
-    target, network = toy_blocks.networks(TARGET_CONFIG, config, gamma=gamma)
+    target, network = toy_families.networks(TARGET_CONFIG, config, gamma=gamma)
     chain = drafters.block(network)
     drafter = make(chain, gamma=gamma, logits_to_probs=to_probs, **options)
     return toy_eagle.looped(drafter, target)

@@ -13,7 +13,7 @@ from specdec_jax import base, lazy, trees
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import families, kv_cache, taps
 from specdec_jax.sharding import mesh as mesh_lib
-from tests import broken, slow, toy, toy_eagle
+from tests import broken, slow, toy, toy_eagle, toy_families
 from tests.contracts.table_of_models import (
   CAPACITY,
   PREFIXES,
@@ -257,7 +257,7 @@ def test_what_was_kept_of_a_path_is_what_is_kept_of_the_text(model):
 def test_an_eagle_network_reads_a_tree():
   """Each node with features of its own, as drafting gives it its parent's."""
   sizes = toy_eagle.config(LLAMA)
-  _, network = toy_eagle.networks(LLAMA, sizes, gamma=DEPTH)
+  _, network = toy_families.networks(LLAMA, sizes, gamma=DEPTH)
   params = toy_eagle.joined(
     toy.llama_params(LLAMA, seed=1), toy_eagle.params(sizes, seed=2)
   )

@@ -22,6 +22,7 @@ from tests import (
   toy_assistant,
   toy_blocks,
   toy_eagle,
+  toy_families,
   toy_gemma,
   toy_t5,
   toy_tree,
@@ -66,14 +67,16 @@ MODELS = {
 # One pending token, one drafted, and the same again for the other side.
 CAPACITY = MAX_LEN + GAMMA + 1
 EAGLE = toy_eagle.config(CONFIG)
-EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=GAMMA)
+EAGLE_TARGET, NETWORK = toy_families.networks(CONFIG, EAGLE, gamma=GAMMA)
 GEMMA = MODELS['gemma 4']
 ASSISTANT = toy_assistant.config(GEMMA)
-ASSISTANT_TARGET, ASSISTANT_NETWORK = toy_assistant.networks(
+ASSISTANT_TARGET, ASSISTANT_NETWORK = toy_families.networks(
   GEMMA, ASSISTANT, gamma=GAMMA
 )
 BLOCKS = toy_blocks.config(CONFIG, num_layers=3, **SIZES)
-BLOCKS_TARGET, BLOCKS_NETWORK = toy_blocks.networks(CONFIG, BLOCKS, gamma=GAMMA)
+BLOCKS_TARGET, BLOCKS_NETWORK = toy_families.networks(
+  CONFIG, BLOCKS, gamma=GAMMA
+)
 
 
 def tree_drafter(*, may_abstain: bool):

@@ -17,7 +17,7 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.models import families, layers
 from specdec_jax.models.products import with_cpu_copies
 from specdec_jax.sampling import logits
-from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
+from tests import toy, toy_eagle, toy_families, toy_gemma, toy_t5, toy_tree
 from tests.cli import tiny
 
 # As real networks are compiled; no dimension fills whole vectors of 16.
@@ -151,7 +151,7 @@ def test_features_that_a_drafter_reads_change_no_bit():
   width, sizes = 600, {'embed_dim': 64, 'head_dim': 16, 'mlp_dim': 170}
   config = toy.llama_config(64, num_layers=3, dtype=jnp.bfloat16, **sizes)
   own = toy_eagle.config(config, feature_layers=(1, 2))
-  target, network = toy_eagle.networks(config, own, gamma=3)
+  target, network = toy_families.networks(config, own, gamma=3)
   method = Method(
     target=target,
     drafter=drafters.autoregressive(

@@ -13,7 +13,6 @@ from specdec_jax.base import Params
 from specdec_jax.drafters import text_pool
 from specdec_jax.sampling import logits
 from tests import (
-  decoders,
   extras,
   goodness_of_fit,
   slow,
@@ -390,7 +389,7 @@ def test_plain_decoding(record_property):
     'no drafts',
     target=TARGET,
     params=Params(TARGET_PARAMS),
-    drafter=decoders.silent(0, may_abstain=False),
+    drafter=drafters.none(),
     verify_fn=verification.speculative_sampling,
     sampling=SAMPLINGS['top-p 0.8'],
   )
@@ -438,7 +437,7 @@ def _eagle(target_params):
   """A target that keeps features, and a drafter that lacks a token."""
   config = toy.llama_config(VOCAB_SIZE, num_layers=2)
   own = toy_eagle.config(config)
-  target, network = toy_eagle.networks(config, own, gamma=2)
+  target, network = toy_families.networks(config, own, gamma=2)
   drafter = drafters.autoregressive(
     drafters.eagle(network), gamma=2, logits_to_probs=logits.standardize()
   )

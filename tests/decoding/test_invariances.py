@@ -12,7 +12,7 @@ from specdec_jax.base import Params, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.sampling import logits
-from tests import slow, toy, toy_eagle, toy_tree
+from tests import slow, toy, toy_eagle, toy_families, toy_tree
 
 V, NUM_NEW, MAX_LEN, EOS = 12, 14, 24, 0
 CONFIG = toy.llama_config(V)
@@ -47,7 +47,7 @@ CASES = [
 ]
 RAGGED = CASES[1:3] + CASES[4:]
 EAGLE = toy_eagle.config(CONFIG)
-EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=3)
+EAGLE_TARGET, NETWORK = toy_families.networks(CONFIG, EAGLE, gamma=3)
 
 
 def make_drafter(name: str, way: str):

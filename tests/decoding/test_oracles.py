@@ -14,7 +14,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from tests import decoders, slow, toy, toy_families, toy_tree
 from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE, every_drafter
-from tests.decoders import GREEDY, SAMPLED, plain, rows, silent, speculate
+from tests.decoders import GREEDY, SAMPLED, plain, rows, speculate
 from tests.decoding.oracle_models import (
   LLAMA,
   LLAMA_PARAMS,
@@ -54,9 +54,9 @@ def _plain_rows(name: str, way: str):
 @pytest.mark.parametrize(
   'drafter',
   [
-    silent(0, may_abstain=False),
-    silent(3, may_abstain=True),
-    silent(3, may_abstain=False),
+    drafters.none(),
+    drafters.none(3)._replace(may_abstain=True),
+    drafters.none(3),
   ],
   ids=['gamma 0', 'abstains', 'empty drafts'],
 )
@@ -380,7 +380,7 @@ def test_draft_longer_than_what_is_left_writes_nowhere_else():
     lengths = jnp.full_like(context.lengths, 6)
     return Draft(tokens=tokens, probs=None, lengths=lengths), state
 
-  drafter = silent(6, may_abstain=False)._replace(propose=propose)
+  drafter = drafters.none(6)._replace(propose=propose)
   params = Params(LLAMA_PARAMS)
   # A block behind 13 entries needs 20; for max_len + 1 there are 16.
   options = {'to_probs': GREEDY, 'max_len': 15}

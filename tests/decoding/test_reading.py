@@ -14,7 +14,7 @@ from specdec_jax.decoding import reading
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
 from specdec_jax.verification import speculative_sampling, traversal
-from tests import decoders, slow, toy, toy_eagle
+from tests import decoders, slow, toy, toy_eagle, toy_families
 
 MAX_LEN, LARGER, SEED = 40, 56, 5
 TARGET = toy.toy(8)
@@ -135,7 +135,7 @@ def test_eagle_reads_again_what_was_taken_back():
   # An entry of the real network has read the token after it.
   config = toy.llama_config(8)
   sizes = toy_eagle.config(config)
-  target, network = toy_eagle.networks(config, sizes, gamma=3)
+  target, network = toy_families.networks(config, sizes, gamma=3)
   own = toy.llama_params(config, seed=1, scale=3)
   drafted = toy_eagle.joined(own, toy_eagle.params(sizes, seed=2))
   params = Params(target=own, drafter=drafted)

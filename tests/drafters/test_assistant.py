@@ -23,6 +23,7 @@ from tests import (
   slow,
   toy,
   toy_assistant,
+  toy_families,
   toy_gemma,
   toy_tree,
   trial,
@@ -160,7 +161,7 @@ def check(rule, *, is_clustered: bool, chain_of=drafters.assistant):
   sizes = (toy_assistant.clustered if is_clustered else toy_assistant.config)(
     TARGET
   )
-  target, model = toy_assistant.networks(TARGET, sizes, gamma=2)
+  target, model = toy_families.networks(TARGET, sizes, gamma=2)
   target_params = toy_gemma.params(TARGET, seed=1)
   own = toy_assistant.params(sizes, seed=2)
   return trial.run(
@@ -249,7 +250,7 @@ def test_devices_share_target_and_assistant(make, expert_dim):
   config = make(16, mlp_dim=16, **sizes)
   config = dataclasses.replace(config, expert_dim=expert_dim)
   own = toy_assistant.config(config)
-  target, model = toy_assistant.networks(config, own, gamma=GAMMA)
+  target, model = toy_families.networks(config, own, gamma=GAMMA)
   weights = toy_gemma.params(config, seed=1), toy_assistant.params(own, seed=2)
   drafter = drafters.autoregressive(
     drafters.assistant(model),

@@ -12,7 +12,7 @@ from specdec_jax.base import Context, Draft, Params, Tree
 from specdec_jax.drafters.block import check_depth
 from specdec_jax.models import families
 from specdec_jax.sampling import logits
-from tests import decoders, slow, toy, toy_blocks, toy_tree, trial
+from tests import decoders, slow, toy, toy_blocks, toy_families, toy_tree, trial
 from tests.goodness_of_fit import Sampling
 from tests.models.test_independent_forward import (
   CONFIG,
@@ -29,7 +29,7 @@ T_1, TOP_2 = Sampling(), Sampling(top_k=2)
 def pair(sampling: Sampling, **sizes):
   """A target of which one token cannot be drafted, and the chain."""
   config = dataclasses.replace(SIZES, **sizes)
-  target, network = toy_blocks.networks(CONFIG, config, gamma=GAMMA)
+  target, network = toy_families.networks(CONFIG, config, gamma=GAMMA)
   own = toy_blocks.params(config, seed=2)
   params = toy_blocks.joined(CONFIG, config, PARAMS, own)
   to_probs = logits.standardize(**sampling._asdict())
@@ -53,7 +53,7 @@ def check(
   if tree is not None:
     gamma = len(tree.parents)
     config = dataclasses.replace(SIZES, **sizes)
-    target, network = toy_blocks.networks(CONFIG, config, gamma=gamma)
+    target, network = toy_families.networks(CONFIG, config, gamma=gamma)
     drafter = drafters.branching(
       drafters.block(network), tree=tree, logits_to_probs=to_probs
     )
@@ -223,7 +223,7 @@ def test_the_greedy_tokens_are_the_targets(name):
   own = toy_blocks.params(sizes, seed=2)
   params = toy_blocks.joined(config, sizes, target_params, own)
   both = Params(target_params, params)
-  target, network = toy_blocks.networks(config, sizes, gamma=GAMMA)
+  target, network = toy_families.networks(config, sizes, gamma=GAMMA)
   drafter = drafters.autoregressive(
     drafters.block(network),
     gamma=GAMMA,

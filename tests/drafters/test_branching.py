@@ -13,7 +13,7 @@ from specdec_jax.decoding import speculative, tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.sampling import logits
-from tests import decoders, toy, toy_eagle, toy_t5, toy_tree
+from tests import decoders, toy, toy_families, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.decoders import GREEDY
 
@@ -28,7 +28,7 @@ TO_PROBS = logits.standardize(temperature=0.8)
 def chain_after_rows(name: str):
   """A chain, its params, its state, and the target's cache if it is read."""
   if name == 'eagle':
-    target, network = toy_eagle.networks(
+    target, network = toy_families.networks(
       table.TARGET_CONFIG, table.EAGLE_CONFIG, gamma=3
     )
     params, chain = table.ROWS['eagle'].make_params(), drafters.eagle(network)
@@ -145,7 +145,7 @@ def test_eagle_reads_the_features_of_the_path_that_was_accepted(is_by_paths):
   """In the loop they lay among those of all nodes, or in the row of its path.
   What is drafted next is what would be had the context been the prompt."""
   tree = toy_tree.shape(3, 2)
-  target, network = toy_eagle.networks(
+  target, network = toy_families.networks(
     table.TARGET_CONFIG, table.EAGLE_CONFIG, gamma=2
   )
   if is_by_paths:

@@ -13,7 +13,15 @@ from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.sampling import logits
-from tests import decoders, goodness_of_fit, slow, toy, toy_eagle, trial
+from tests import (
+  decoders,
+  goodness_of_fit,
+  slow,
+  toy,
+  toy_eagle,
+  toy_families,
+  trial,
+)
 
 V, GAMMA = 4, 3
 PARAMS = toy.toy_params(V, seed=1)
@@ -207,7 +215,7 @@ def weights() -> Params:
 
 
 def test_the_loop_carries_no_features_of_the_prompt():
-  target, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
+  target, network = toy_families.networks(LLAMA, EAGLE, gamma=GAMMA)
   drafter = drafters.autoregressive(
     drafters.eagle(network), gamma=GAMMA, logits_to_probs=decoders.GREEDY
   )
@@ -230,7 +238,7 @@ def test_the_loop_carries_no_features_of_the_prompt():
   'options', [{}, {'min_prob': 0.2}], ids=['fixed', 'adaptive']
 )
 def test_the_real_network_gives_the_greedy_tokens(options):
-  target, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
+  target, network = toy_families.networks(LLAMA, EAGLE, gamma=GAMMA)
   make = drafters.adaptive if options else drafters.autoregressive
   drafter = make(
     drafters.eagle(network),

@@ -12,7 +12,7 @@ from specdec_jax import drafters, verification
 from specdec_jax.base import Params
 from specdec_jax.models import families
 from specdec_jax.sampling import logits
-from tests import toy, toy_eagle, toy_tree, trial
+from tests import toy, toy_eagle, toy_families, toy_tree, trial
 from tests.goodness_of_fit import Sampling
 
 V, GAMMA = 4, 3
@@ -88,7 +88,7 @@ def _drawn(tree, sampling: Sampling):
 def _eagle(tree, sampling: Sampling, rule=verification.block_verification):
   """One token of four cannot be drafted."""
   gamma = GAMMA if tree is None else len(tree.parents)
-  target, network = toy_eagle.networks(CONFIG, EAGLE, gamma=gamma)
+  target, network = toy_families.networks(CONFIG, EAGLE, gamma=gamma)
   chain, to_probs = drafters.eagle(network), _to_probs(sampling)
   own = toy_eagle.joined(PARAMS, toy_eagle.params(EAGLE, seed=2))
   if tree is None:

@@ -18,7 +18,7 @@ from specdec_jax.models import families
 from specdec_jax.models.drafting.block_drafter import BlockDrafter, with_mask
 from specdec_jax.models.layers import applied
 from specdec_jax.training import block, block_start, eagle
-from tests import decoders, toy, toy_blocks, toy_t5
+from tests import decoders, toy, toy_blocks, toy_families, toy_t5
 
 V, LENGTH = 12, 8
 T5 = toy_t5.config(V, num_layers=2)
@@ -124,7 +124,7 @@ def test_all_blocks_in_one_pass_are_those_of_decoding(name):
 
 
 def method_of(config, sizes, network_of=drafters.block, **options):
-  target, network = toy_blocks.networks(config, sizes, gamma=3)
+  target, network = toy_families.networks(config, sizes, gamma=3)
   drafter = drafters.autoregressive(network_of(network), gamma=3, **options)
   return Method(
     target=target,

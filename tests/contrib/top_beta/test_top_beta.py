@@ -19,14 +19,8 @@ from specdec_jax.models.drafting import block_decoder
 from specdec_jax.models.drafting.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
 from specdec_jax.sampling import logits
-from tests import (
-  decoders,
-  padded_drafts,
-  specdec_loop,
-  toy,
-  toy_block,
-  toy_t5,
-)
+from tests import decoders, padded_drafts, toy, toy_block, toy_t5
+from tests.contrib.top_beta import specdec_loop
 
 V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 4, 1, 100
 CONFIG = toy_t5.config(V)
