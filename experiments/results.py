@@ -36,6 +36,7 @@ TITLES = {
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',
+  'block': 'Block drafters beside other drafters',
   'beams': 'Speculative beam search',
   'suffix': 'Drafts from earlier outputs',
   'rollouts': 'Rollouts of GRPO, by Tunix and speculative',
@@ -46,6 +47,7 @@ _ORDER = {
     *(f'table_{number}' for number in range(1, 6)),
     *('predictions', 'adaptive', 'figures'),
   ),
+  'block': ('comparison', 'shipped', 'speed', 'predicted'),
   'trees': ('ranks', 'speed', 'accelerators'),
   'xia2023': ('main', 'block_size', 'drafters', 'verification', 'positions'),
 }

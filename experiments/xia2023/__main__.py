@@ -20,8 +20,8 @@ import jax
 from experiments import common, report
 from experiments.xia2023 import paper, ways
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
-from experiments.xia2023.ways import HEADS, Loaded, Pair
-from specdec_jax.assembly.drafters import BlockHeads, SpecDrafter
+from experiments.xia2023.ways import BLOCK, HEADS, Loaded, Pair
+from specdec_jax.assembly.drafters import Block, BlockHeads, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     'such as without_latency=FOLDER. None: an untrained one, to try this out',
   )
   parser.add_argument('--heads', help='of blockwise decoding')
+  parser.add_argument('--block', help='a block drafter, to compare with')
   parser.add_argument('--task', required=True, help='.jsonl, .tsv, or SeqIO')
   parser.add_argument('--output', default='experiments/xia2023/results')
   common.add_tables(parser, TABLES)
@@ -135,6 +136,8 @@ def _load(args: argparse.Namespace, dtype: str) -> Pair:
   drafters = {}
   if args.heads is not None:
     drafters[HEADS] = read(BlockHeads, args.heads)
+  if args.block is not None:
+    drafters[BLOCK] = read(Block, args.block)
   if not args.drafter:
     drafters[FULL] = _untrained(args, target.config)
   for i, given in enumerate(args.drafter):

@@ -41,6 +41,9 @@ RULES: dict[str, Rule] = {
   'top-5 tau 5': TopBeta(beta=5, tau=5.0),
 }
 HEADS = 'heads'
+BLOCK = 'block drafter'
+# They read the target's states, and draft as many tokens as they have slots.
+ON_TARGET = (HEADS, BLOCK)
 # A drafter as it was chosen, and its weights.
 Loaded = tuple[DrafterChoice, Any]
 
@@ -105,8 +108,8 @@ class Pair:
     layout: vocabulary, sizes of the target and buffers.
     target: its parameters.
     rows: the test split.
-    drafters: blockwise heads as `HEADS`, if there are any, and Spec-Drafters by
-      the names of their variants.
+    drafters: blockwise heads as `HEADS` and a block drafter as `BLOCK`, if
+      there are any, and Spec-Drafters by the names of their variants.
     plain: the target in other dtypes, of which plain decoding and beam search
       may take the fastest.
   """

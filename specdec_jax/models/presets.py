@@ -12,6 +12,7 @@ from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families
 from specdec_jax.models.drafting.assistant import AssistantConfig
 from specdec_jax.models.drafting.block_decoder import BlockDecoderConfig
+from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
 from specdec_jax.models.drafting.eagle import EagleConfig
 from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.models.llama import RopeScaling
@@ -72,6 +73,10 @@ PRESETS: dict[str, Config] = {
 # How many tokens EAGLE-3 networks of these names can draft; all other sizes are
 # those of their target's layers.
 EAGLES = {f'eagle3_{n}k': n * 1024 for n in (4, 8, 16, 32)}
+# The slots of a block of DFlash drafters (arXiv 2602.06036) of these names; all
+# other sizes are those of their target's layers, or of published drafters.
+BLOCKS = {f'dflash_b{n}': n for n in (8, 16)}
+_NUM_BLOCK_LAYERS = _NUM_BLOCK_STREAMS = 5
 
 
 def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> Config:
@@ -120,6 +125,38 @@ def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
     'dtype': dtype,
   }
   return EagleConfig(**sizes | eagle_sizes)
+
+
+def block(name: str, target: Config, *, dtype: jnp.dtype) -> BlockDrafterConfig:
+  """Makes the sizes of a DFlash drafter for a target, as published for Qwen3.
+
+  `name`, one of `BLOCKS`, sets the slots of a block. Streams are the outputs of
+  layers from 1 to the third last, evenly spaced; of an encoder-decoder, its
+  decoder's. Raises ValueError for an unknown name.
+  """
+  block_size = _named(name, BLOCKS)
+  num_layers = families.num_layers(target)[-1]
+  # With 36 layers, the inputs of layers 2, 10, 18, 26 and 34.
+  count = min(_NUM_BLOCK_STREAMS, max(num_layers - 3, 1))
+  step = max(num_layers - 4, 0) / max(count - 1, 1)
+  streams = sorted({round(2 + step * i) for i in range(count)})
+  fields = {field.name for field in dataclasses.fields(BlockDrafterConfig)}
+  sizes = {'num_kv_heads': target.num_heads} | {
+    field: value for field, value in vars(target).items() if field in fields
+  }
+  # A drafter attends to all positions, whatever its target's windows are.
+  sizes.pop('windows', None)
+  block_sizes = {
+    'draft_vocab_size': target.vocab_size,
+    'num_layers': _NUM_BLOCK_LAYERS,
+    'block_size': block_size,
+    'feature_layers': tuple(streams),
+    'sample_from_anchor': False,
+    'mask_token_id': 0,
+    'has_qk_norm': True,
+    'dtype': dtype,
+  }
+  return BlockDrafterConfig(**sizes | block_sizes)
 
 
 def _named(name: str, table: Mapping[str, _Sizes]) -> _Sizes:

@@ -66,13 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--draft',
     metavar='PRESET',
-    help='the network of the drafter: sizes such as t5_1_1_small, eagle3_8k or '
-    'gemma4_e4b_assistant, or its folder',
+    help='the network of the drafter: sizes such as t5_1_1_small, eagle3_8k, '
+    'dflash_b16 or gemma4_e4b_assistant, or its folder',
   )
   add(
     '--drafter',
     choices=[name for name in DRAFTERS if name not in _UNPRICED],
-    help='(default: model; eagle or assistant for sizes of such networks)',
+    help='(default: model; eagle, block or assistant for their sizes)',
   )
   add(
     '--topology',
@@ -233,6 +233,10 @@ def _compile(args: argparse.Namespace) -> Figures:
   by_sizes = 'model'
   if args.draft in presets.EAGLES:
     by_sizes = 'eagle'
+  if args.draft in presets.BLOCKS:
+    by_sizes = 'block'
+    # The anchor's slot drafts nothing.
+    max_gamma = args.max_gamma or presets.BLOCKS[args.draft] - 1
   if args.draft in presets.ASSISTANTS:
     by_sizes = 'assistant'
   decoder = workloads.decoder_of(

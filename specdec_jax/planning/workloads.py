@@ -122,10 +122,14 @@ def decoder_of(
     if draft in presets.EAGLES:
       config = models.read_config(model)
       sizes = presets.eagle(draft, config, dtype=jnp.dtype(dtype))
+    elif draft in presets.BLOCKS:
+      config = models.read_config(model)
+      sizes = presets.block(draft, config, dtype=jnp.dtype(dtype))
     elif any(draft in named for named in _NAMED):
       sizes = draft
     else:
-      _check_spelling(draft, itertools.chain(*_NAMED, presets.EAGLES))
+      names = itertools.chain(*_NAMED, presets.EAGLES, presets.BLOCKS)
+      _check_spelling(draft, names)
     draft_model = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
   return decoder_lib.outline(
     model,

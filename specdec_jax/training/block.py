@@ -1,8 +1,8 @@
 """How a block drafter learns (DFlash, arXiv 2602.06036; DSpark, 2607.05147).
 
-It learns from texts that its target wrote. The target reads each of them once
-and leaves what decoding would find in its cache; blocks after random anchors of
-a text then run through the network in one pass, none of which sees another.
+It learns from texts that its target wrote, and from the target's states along
+them (`block_states`). Blocks after random anchors of a text run through the
+network in one pass, none of which sees another.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
-from specdec_jax.base import Array, Placement, Prompt
+from specdec_jax import arrays
+from specdec_jax.base import Array, Placement
 from specdec_jax.checkpoints import loading
-from specdec_jax.models import families, quantized, taps
+from specdec_jax.models import families, quantized
 from specdec_jax.models.drafting.block_drafter import (
   MASK,
   BlockDrafter,
@@ -28,11 +28,11 @@ from specdec_jax.models.drafting.block_layers import (
   Sight,
   layer_sights,
 )
-from specdec_jax.models.kv_cache import Cross, KVCache
+from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import LOGITS, applied
-from specdec_jax.models.networks import Network
-from specdec_jax.training import chunked
-from specdec_jax.training.eagle import lk_loss
+from specdec_jax.training import block_states, chunked
+from specdec_jax.training.block_states import TargetStates
+from specdec_jax.training.eagle import check_target, head_of, lk_loss
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 POSITION_WEIGHTS = ('exponential', 'dpace')
@@ -49,57 +49,6 @@ _HEADS = (
 )
 
 
-@base.value
-class TargetStates:
-  """The states of a target that has read texts of T tokens.
-
-  Attributes:
-    features: `[B, T, F]`, the streams that the drafter reads.
-    log_probs: float32 `[B, T, V_draft]`, of the token after each.
-    crosses: keys, values and mask of the source, for each layer that reads it.
-  """
-
-  features: Array
-  log_probs: Array
-  crosses: list[Cross]
-
-
-def target_states(
-  target: Network,
-  params: ArrayTree,
-  config: BlockDrafterConfig,
-  ids: Array,
-  batch: Batch,
-) -> TargetStates:
-  """Reads the texts of a batch, one in each row, as a prefill of decoding does;
-  `ids` are the tokens that can be drafted."""
-  tokens = batch['decoder_input_tokens']
-  batch_size, length = tokens.shape
-  # A prefill reads all but the last column.
-  prompt = Prompt(
-    encoder_tokens=batch.get('encoder_input_tokens'),
-    decoder_tokens=jnp.pad(tokens, ((0, 0), (0, 1))),
-    decoder_lengths=jnp.full(batch_size, length + 1, jnp.int32),
-    row_ids=jnp.arange(batch_size, dtype=jnp.int32),
-  )
-  chosen = *config.feature_layers, taps.LAST
-  model = taps.last_call(target, chosen, width=1)
-  cache: Any = model.init(params, prompt, length + 1)
-  features, last = jnp.split(
-    cache.prompt, [len(config.feature_layers) * config.embed_dim], axis=-1
-  )
-  logits = target.project(params, last)
-  normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  sources = cache.target.crosses
-  states = TargetStates(
-    features=features,
-    log_probs=jnp.take(logits, ids, axis=-1) - normalizer,
-    crosses=[sources[layer] for layer in config.cross_layers],
-  )
-  constant: TargetStates = jax.lax.stop_gradient(states)
-  return constant
-
-
 @dataclasses.dataclass(frozen=True)
 class BlocksAttention:
   """The attention of A blocks in each row, for `BlockDrafter`'s `mixes`: each
@@ -107,13 +56,15 @@ class BlocksAttention:
 
   Attributes:
     keys: `[B, KV, T, D]`, a layer's, of the text; as `values`.
-    anchors: int32 `[B, A]`, the anchors' positions in the text.
+    anchors: int32 `[B, A]`, the anchors' positions in the row.
+    starts: int32 `[B, A]`, where in the row the texts of the anchors begin.
     sight: what slots see in the layer.
   """
 
   keys: Array
   values: Array
   anchors: Array
+  starts: Array
   sight: Sight
 
   def __call__(self, queries: Array, keys: Array, values: Array) -> Array:
@@ -166,8 +117,10 @@ class BlocksAttention:
     # The target has read what is before the anchor: anchor 2 sees 0 and 1.
     anchors = self.anchors[:, :, None, None]
     sees_text = self.sight.sees(anchors + slots[None, None], entries, anchors)
+    starts = self.starts[:, :, None, None]
+    sees_text &= (starts <= entries) & (entries < anchors)
     sees_text = jnp.broadcast_to(
-      sees_text & (entries < anchors), (*self.anchors.shape, size, entries.size)
+      sees_text, (*self.anchors.shape, size, entries.size)
     )
     start = jnp.zeros((1, 1), jnp.int32)
     sees_block = self.sight.sees(slots, slots.T, start)
@@ -186,6 +139,7 @@ def hidden_of_blocks(
   tokens: Array,
   anchors: Array,
   states: TargetStates,
+  segments: Array | None = None,
 ) -> Array:
   """Computes the hidden states of all slots that draft, `[B, A, D, embed]`.
 
@@ -196,15 +150,23 @@ def hidden_of_blocks(
     tokens: int32 `[B, T]`, as the target read them.
     anchors: int32 `[B, A]`, positions in the text.
     states: the target's, of the same texts.
+    segments: int32 `[B, T]`, a number for each text of a row, in their order;
+      by default a row has one text.
   """
   apply = applied(BlockDrafter(config))
   batch, num_anchors = anchors.shape
+  starts = jnp.zeros_like(anchors)
+  if segments is not None:
+    of_anchors = jnp.take_along_axis(segments, anchors, axis=1)
+    # Of segments [1, 1, 2, 2, 0], that of anchor 3 begins at 2.
+    is_same = segments[:, None] == of_anchors[..., None]
+    starts = jnp.argmax(is_same, axis=-1).astype(jnp.int32)
   size = config.block_size
   context = apply(params, states.features, method=BlockDrafter.join)
   positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   pairs = apply(params, context, positions, method=BlockDrafter.keys_values)
   mixes = [
-    BlocksAttention(keys, values, anchors, sight)
+    BlocksAttention(keys, values, anchors, starts, sight)
     for (keys, values), sight in zip(pairs, layer_sights(config), strict=True)
   ]
   anchor_tokens = jnp.take_along_axis(tokens, anchors, axis=1)
@@ -298,6 +260,9 @@ def block_loss(
   likeliest token was written, given that those before it were; `tokens`, the
   tokens per target run of greedy decoding from the anchors. ValueError for
   names and numbers out of range, or a target that cannot have such a drafter.
+
+  The target reads the texts of a batch, unless they come with its streams, as
+  `written_texts` have them: then its layers are not run.
   """
   if weights not in POSITION_WEIGHTS:
     names = ', '.join(POSITION_WEIGHTS)
@@ -325,12 +290,23 @@ def block_loss(
     rounded = jax.tree.map(lambda x: x.astype(config.dtype), params)
     rounded['target_ids'] = ids
     rounded = with_mask(config, rounded, embedding)
-    states = target_states(network, target_params, config, ids, batch)
+    if 'streams' in batch:
+      check_target(target, target_config)
+      head = head_of(target_config, target_params)
+      states = block_states.from_streams(
+        head, ids, batch, epsilon=target_config.norm_epsilon
+      )
+      batch = block_states.read_by_target(batch)
+    else:
+      states = block_states.target_states(
+        network, target_params, config, ids, batch
+      )
     counts = batch['decoder_loss_weights']
     anchors = random_anchors(key, counts, num_anchors)
     tokens = batch['decoder_input_tokens']
     hidden = hidden_of_blocks(
-      config, rounded, embedding, tokens, anchors, states
+      *(config, rounded, embedding, tokens, anchors, states),
+      segments=batch.get('decoder_segment_ids'),
     )
     slots = _slots(config, batch, anchors)
     flat = lambda x: x.reshape(-1, *x.shape[2:])
@@ -366,11 +342,12 @@ def _slots(
   inside = jnp.minimum(places, length - 1)
   rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None, None]
   pick = lambda x: x[rows, inside]
-  starts = jnp.take_along_axis(counts, anchors, axis=1)[..., None] > 0
+  # A block ends with its text, whatever follows in the row.
+  is_inside = (pick(counts) > 0) & (places < length)
   return {
     'previous': pick(batch['decoder_input_tokens']),
     'written': pick(batch['decoder_target_tokens']),
-    'counted': (pick(counts) > 0) & (places < length) & starts,
+    'counted': jnp.cumprod(is_inside, axis=-1) > 0,
     'entries': rows * length + inside,
   }
 

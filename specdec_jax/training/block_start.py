@@ -15,7 +15,9 @@ from specdec_jax.launch import processes, progress
 from specdec_jax.models import families
 from specdec_jax.models.drafting import block_drafter
 from specdec_jax.models.drafting.block_layers import BlockDrafterConfig
+from specdec_jax.training import eagle_start
 from specdec_jax.training.data import token_files, written_texts
+from specdec_jax.training.data.written_texts import Folders
 from specdec_jax.training.losses import ArrayTree
 
 # The scale of random weights, relative to those copied from the target.
@@ -25,6 +27,7 @@ _SHARE = 0.1
 def block_config(
   *,
   target: str,
+  texts: Folders | None = None,
   num_layers: int = 2,
   block_size: int = 6,
   draft_vocab_size: int = 4096,
@@ -41,17 +44,25 @@ def block_config(
 ) -> BlockDrafterConfig:
   """Returns the config of a drafter for a target; by default of the same sizes.
 
-  By default `feature_layers` are at most five layers of the target, evenly
-  spaced. With an encoder, `cross_layers` are by default the target's last
-  layers, whose keys and values of the source the drafter's layers read.
-  `has_qk_norm` defaults to the target's. For speculators, a drafter needs a
-  `mask_token_id` and no `feature_norms`.
+  By default `feature_layers` are those whose streams are stored in `texts` or
+  else at most five of the target, evenly spaced. With an encoder,
+  `cross_layers` are by default the target's last layers, whose keys and values
+  of the source the drafter's layers read. `has_qk_norm` defaults to the
+  target's. For speculators, a drafter needs a `mask_token_id` and no
+  `feature_norms`. ValueError if `texts` has other streams.
   """
   config: Any = loading.read_config(
     loading.locate(target), dtype=jnp.dtype('float32')
   )
   network = families.network(config)
   count = network.num_layers
+  stored = eagle_start.feature_layers(target, texts) if texts else ()
+  feature_layers = feature_layers or stored
+  if stored and tuple(feature_layers) != stored:
+    raise ValueError(
+      f'{texts} has the streams of layers {list(stored)}, and feature_layers '
+      f'is {list(feature_layers)}'
+    )
   if not feature_layers:
     spaced = np.linspace(1, count, min(count, 5)).round().astype(int)
     feature_layers = sorted(set(spaced.tolist()))
@@ -60,6 +71,11 @@ def block_config(
     # A drafter deeper than the target uses its first layer several times.
     missing = num_layers - len(last) if network.has_encoder else 0
     cross_layers = [0] * missing + list(last)
+  # A target with rotary positions has layers to begin from that know them.
+  names = ('rope_base', 'norm_epsilon', 'max_positions')
+  rotary = {
+    name: getattr(config, name) for name in names if hasattr(config, name)
+  }
   return BlockDrafterConfig(
     vocab_size=config.vocab_size,
     draft_vocab_size=min(draft_vocab_size, config.vocab_size),
@@ -86,6 +102,7 @@ def block_config(
       else has_qk_norm
     ),
     mlp_activations=getattr(config, 'mlp_activations', ('silu', 'linear')),
+    **rotary,
   )
 
 
@@ -94,21 +111,26 @@ def block_params(
   rng_key: Array,
   *,
   target: str,
-  tokens: str | Sequence[str],
+  tokens: str | Sequence[str] = (),
+  texts: Folders | None = None,
 ) -> ArrayTree:
   """Returns the initial parameters.
 
   The draft vocabulary has the most frequent tokens of the targets in the
-  folders `tokens`; their share is printed. Layers start as the target's last
-  ones, with the channels of their feed-forwards that have the largest weights;
-  the context starts as the input of the target's last layer; the Markov head
-  starts without effect, with projections of the target's embeddings.
+  folders `tokens`, or of what was written in those of `texts`; their share is
+  printed. Layers start as the target's last ones, with the channels of their
+  feed-forwards that have the largest weights; the context starts as the last
+  feature that enters a layer of the target; the Markov head starts without
+  effect, with projections of the target's embeddings.
   """
-  names = [tokens] if isinstance(tokens, str) else tokens
-  counts = np.zeros(config.vocab_size, np.int64)
-  for name in names:
-    file = token_files.load(user_path(name) / 'train.npz')
-    counts += np.bincount(file.targets.tokens, minlength=config.vocab_size)
+  if texts:
+    counts = written_texts.token_counts(texts, config.vocab_size)
+  else:
+    names = [tokens] if isinstance(tokens, str) else tokens
+    counts = np.zeros(config.vocab_size, np.int64)
+    for name in names:
+      file = token_files.load(user_path(name) / 'train.npz')
+      counts += np.bincount(file.targets.tokens, minlength=config.vocab_size)
   ids, coverage = written_texts.most_frequent(counts, config.draft_vocab_size)
   if processes.is_first():
     progress.show(
@@ -163,7 +185,8 @@ def _from_last_layers(
   target_params: ArrayTree,
 ) -> ArrayTree:
   """Returns the parameters that are copied from the target: layers from its
-  last ones, the projection to the input of its last layer, the last norm."""
+  last ones, the projection to the last feature that enters a layer, the last
+  norm."""
   decoder = target_params.get('decoder', target_params)
   num_layers = families.num_layers(target_config)[-1]
   is_t5 = hasattr(target_config, 'relpos_num_buckets')
@@ -201,8 +224,9 @@ def _from_last_layers(
   copied['context_norm'] = {'scale': scale}
   # The features are normed one by one; the others start with small weights.
   kernel = _SHARE * params['features_dense']['kernel']
-  if num_layers - 1 in config.feature_layers:
-    first = config.feature_layers.index(num_layers - 1) * config.embed_dim
+  entering = [layer for layer in config.feature_layers if layer < num_layers]
+  if entering:
+    first = (len(entering) - 1) * config.embed_dim
     rows = slice(first, first + config.embed_dim)
     kernel = kernel.at[rows].set(jnp.eye(config.embed_dim))
   copied['features_dense'] = {'kernel': kernel}

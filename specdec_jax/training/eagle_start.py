@@ -38,23 +38,13 @@ def eagle_config(
   next step. Raises ValueError if the last stream is not the output, folders
   have different streams, or another target wrote the texts.
   """
-  config, params = training.read_target(target, jnp.float32)
-  digest = training.head_digest(training.head_of(config, params))
-  first, *more = written_texts.names(texts)
-  layers = _layers(first, config, target, digest)
-  for folder in more:
-    folder_layers = _layers(folder, config, target, digest)
-    if folder_layers != layers:
-      raise ValueError(
-        f'{folder} has the streams of layers {folder_layers}, {first} of '
-        f'{layers}'
-      )
+  config, _ = training.read_target(target, jnp.float32)
   return EagleConfig(
     vocab_size=config.vocab_size,
     draft_vocab_size=draft_vocab_size,
     embed_dim=config.embed_dim,
     target_embed_dim=config.embed_dim,
-    feature_layers=tuple(layers[:-1]),
+    feature_layers=feature_layers(target, texts),
     num_heads=num_heads or config.num_heads,
     num_kv_heads=num_kv_heads or config.num_kv_heads,
     head_dim=config.head_dim,
@@ -67,16 +57,34 @@ def eagle_config(
   )
 
 
+def feature_layers(target: str, texts: Folders) -> tuple[int, ...]:
+  """Reads the layers whose streams are stored in `texts`, but for the target's
+  output; ValueError as of `eagle_config`."""
+  config, params = training.read_target(target, jnp.float32)
+  digest = training.head_digest(training.head_of(config, params))
+  first, *more = written_texts.names(texts)
+  layers = _layers(first, config, target, digest)
+  for folder in more:
+    folder_layers = _layers(folder, config, target, digest)
+    if folder_layers != layers:
+      raise ValueError(
+        f'{folder} has the streams of layers {folder_layers}, {first} of '
+        f'{layers}'
+      )
+  return tuple(layers[:-1])
+
+
 def _layers(
   folder: str | Path, config: LlamaConfig, target: str, digest: str
 ) -> list[int]:
-  """Reads the layers whose streams a folder has; ValueError if they do not fit
-  a drafter, or the target of this digest did not write the texts."""
+  """Reads the layers whose streams a folder has, the target's output last;
+  ValueError if they do not fit a drafter, or the target of this digest did not
+  write the texts."""
   description = written_texts.load_description(folder)
   layers = description.counts('layers', [])
   if len(layers) < 2 or layers[-1] != config.num_layers:
     raise ValueError(
-      f'{folder} has the streams of layers {layers}; an EAGLE-3 drafter '
+      f'{folder} has the streams of layers {layers}; a drafter on features '
       f'needs some and the last output: give specdec data write --layers, '
       f'and {config.num_layers} as the last of them'
     )

@@ -294,7 +294,7 @@ def _train_from(
   # Step n reads batch n, counted from 0; the data has no other state.
   for position in range(int(run.step), schedule.train_steps):
     step_number = position + 1
-    started = time.perf_counter()
+    started, processor_started = time.perf_counter(), time.process_time()
     if dataset.prepare is not None:
       dataset.prepare(position, run.params)
     batch = meshes.place_batch(dataset.batch(position))
@@ -312,6 +312,7 @@ def _train_from(
         f'{newest} in {checkpoints.folder} is from before it'
       )
     metrics['seconds'] = time.perf_counter() - started
+    metrics['processor_seconds'] = time.process_time() - processor_started
     report(step_number, metrics)
     if dataset.validation and schedule.is_due(
       step_number, schedule.eval_period

@@ -285,9 +285,12 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
   # Steps of more targets count for more, as in the loss of one large batch.
   weight = sum(row['weight'] for row in rows)
   seconds = sum(row['seconds'] for row in rows)
+  # Of all cores, for this process: other work on the machine hardly counts.
+  processor_seconds = sum(row['processor_seconds'] for row in rows)
   common = ('loss', 'nats', 'accuracy')
+  of_steps = ('grad_norm', 'weight', 'seconds', 'processor_seconds')
   # The metrics of this loss.
-  extra = sorted(rows[0].keys() - {*common, 'grad_norm', 'weight', 'seconds'})
+  extra = sorted(rows[0].keys() - {*common, *of_steps})
   per_target = {
     name: sum(row[name] * row['weight'] for row in rows) / max(weight, 1.0)
     for name in (*common, *extra)
@@ -297,4 +300,5 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     'grad_norm': sum(row['grad_norm'] for row in rows) / len(rows),
     'targets': weight,
     'targets_per_second': weight / max(seconds, 1e-9),
+    'targets_per_processor_second': weight / max(processor_seconds, 1e-9),
   }

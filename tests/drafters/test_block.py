@@ -10,7 +10,7 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Context, Draft, Params, Tree
 from specdec_jax.drafters.block import check_depth
-from specdec_jax.models import families
+from specdec_jax.models import families, presets
 from specdec_jax.sampling import logits
 from tests import decoders, slow, toy, toy_blocks, toy_families, toy_tree, trial
 from tests.goodness_of_fit import Sampling
@@ -321,3 +321,21 @@ def test_more_than_a_block_is_refused():
   check_depth(3, 3)
   with pytest.raises(ValueError, match='blocks of 3 tokens, got 4'):
     check_depth(4, 3)
+
+
+@pytest.mark.parametrize(
+  ('target', 'streams'),
+  [
+    # Of Qwen3-8B, published: after layers 1, 9, 17, 25 and 33, counted from 0.
+    ('qwen3_8b', (2, 10, 18, 26, 34)),
+    ('t5_1_1_small', (2, 3, 4, 5, 6)),
+  ],
+)
+def test_sizes_of_dflash_for_a_target(target, streams):
+  config = presets.preset(target)
+  sizes = presets.block('dflash_b16', config, dtype=jnp.bfloat16)
+  assert sizes.feature_layers == streams
+  assert (sizes.num_layers, sizes.block_size, sizes.num_drafts) == (5, 16, 15)
+  assert (sizes.embed_dim, sizes.mlp_dim) == (config.embed_dim, config.mlp_dim)
+  with pytest.raises(ValueError, match="'dflash_16', expected one of dflash_b"):
+    presets.block('dflash_16', config, dtype=jnp.bfloat16)

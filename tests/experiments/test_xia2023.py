@@ -13,8 +13,8 @@ from experiments import common
 from experiments.xia2023 import __main__ as xia2023
 from experiments.xia2023 import checks, tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
-from experiments.xia2023.ways import HEADS
-from specdec_jax.assembly.drafters import BlockHeads
+from experiments.xia2023.ways import BLOCK, HEADS
+from specdec_jax.assembly.drafters import Block, BlockHeads
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import TopBeta
 from specdec_jax.base import Draft
@@ -25,6 +25,7 @@ from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
 from specdec_jax.models import presets
 from specdec_jax.text import tasks
+from tests import toy_blocks
 from tests.experiments.tiny import TINY
 
 pytest.importorskip('orbax.checkpoint')
@@ -37,7 +38,8 @@ SETTINGS = Settings(
 
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
-  """A target, a Spec-Drafter and heads, all of them drawn at random."""
+  """A target, a Spec-Drafter, heads and a block drafter, all of them drawn at
+  random."""
   before = jax.config.read('jax_disable_most_optimizations')
   jax.config.update('jax_disable_most_optimizations', True)
   path = tmp_path_factory.mktemp('corpus') / 'test.jsonl'
@@ -61,9 +63,14 @@ def pair(tmp_path_factory):
     )
     heads = BlockHeadsConfig(embed_dim=8, gamma=2, mlp_dim=8)
     weights = block_heads.init_params(heads, jax.random.key(2))
+    blocks = toy_blocks.config(TINY)
     orbax.save(path.parent / 'heads', heads, weights)
-    choice = BlockHeads(
-      model=Model(checkpoint=str(path.parent / 'heads'), dtype='float32')
+    orbax.save(
+      path.parent / 'blocks', blocks, toy_blocks.params(blocks, seed=3)
+    )
+    load = lambda drafter, name: ways.load(
+      drafter(model=Model(checkpoint=str(path.parent / name), dtype='float32')),
+      target,
     )
     yield ways.Pair(
       chosen=chosen,
@@ -71,7 +78,8 @@ def pair(tmp_path_factory):
       target=target.params,
       rows=list(examples.encode(tasks.find(str(path)), layout, 0, 1)),
       drafters={
-        HEADS: ways.load(choice, target),
+        HEADS: load(BlockHeads, 'heads'),
+        BLOCK: load(Block, 'blocks'),
         FULL: ways.untrained(drafter, jax.random.key(1)),
       },
     )
@@ -82,15 +90,16 @@ def pair(tmp_path_factory):
 def test_the_main_table_says_what_an_iteration_costs(pair):
   rows = {row['way']: row for row in tables.main_table(pair, SETTINGS)}
   assert list(rows) == [
-    *(BEAM, GREEDY, 'blockwise', 'strict', 'top-3 tau 1', 'top-5 tau 3')
+    *(BEAM, GREEDY, 'blockwise', 'strict', 'top-3 tau 1', 'top-5 tau 3', BLOCK)
   ]
   greedy = rows[GREEDY]
   assert greedy['tokens per iteration'] == 1
   assert greedy['speed over greedy'] == 1
   assert rows[BEAM]['speed over beam 5'] == 1
-  # Both are lossless.
-  assert rows['strict']['BLEU'] == rows['blockwise']['BLEU'] == greedy['BLEU']
-  for name in ('blockwise', 'strict', 'top-5 tau 3'):
+  # They are lossless.
+  for name in ('strict', 'blockwise', BLOCK):
+    assert rows[name]['BLEU'] == greedy['BLEU']
+  for name in ('blockwise', 'strict', 'top-5 tau 3', BLOCK):
     row = rows[name]
     assert row['tokens per iteration'] >= 1
     assert row['cost per iteration'].endswith(('wins', 'loses'))

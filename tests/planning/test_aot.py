@@ -299,7 +299,10 @@ def test_parts_of_a_pair_move_their_weights_once():
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'num_trees'),
-  [('eagle', 2), ('model', 2), ('quantized', 2), ('uniform', 0), ('none', 0)],
+  [
+    *(('eagle', 2), ('block', 2), ('model', 2)),
+    *(('quantized', 2), ('uniform', 0), ('none', 0)),
+  ],
 )
 def test_parts_of_a_drafter_fit_together(drafter, num_trees):
   """Whatever it reads, and whether it drafts trees; they are not compiled."""
@@ -307,6 +310,7 @@ def test_parts_of_a_drafter_fit_together(drafter, num_trees):
   sizes = {
     'model': own,
     'eagle': presets.eagle('eagle3_4k', target, dtype=jnp.bfloat16),
+    'block': presets.block('dflash_b8', target, dtype=jnp.bfloat16),
   }
   options = {}
   if drafter in sizes:

@@ -48,6 +48,7 @@ def train(place: Disk | Bucket) -> Campaign:
     lines = metrics_log.read_log(folder / metrics_log.NAME)
     for line in lines:
       line.pop('targets_per_second', None)
+      line.pop('targets_per_processor_second', None)
     found = {metrics_log.NAME: json.dumps(lines)}
     trees = [f'checkpoints/{step}/default' for step in steps({*place.times()})]
     for tree in (*trees, 'model/params'):

@@ -17,7 +17,7 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.models.drafting.block_drafter import BlockDrafter, with_mask
 from specdec_jax.models.layers import applied
-from specdec_jax.training import block, block_start, eagle
+from specdec_jax.training import block, block_start, block_states, eagle
 from tests import decoders, toy, toy_blocks, toy_families, toy_t5
 
 V, LENGTH = 12, 8
@@ -84,7 +84,7 @@ def test_all_blocks_in_one_pass_are_those_of_decoding(name):
 
   @jax.jit
   def together(own):
-    states = block.target_states(
+    states = block_states.target_states(
       network, target_params, config, own['target_ids'], batch
     )
     tokens = batch['decoder_input_tokens']
@@ -171,7 +171,7 @@ def test_blocks_in_the_loop_read_true_features(name, is_late):
     batch = {'decoder_input_tokens': context.tokens}
     if prompt.encoder_tokens is not None:
       batch['encoder_input_tokens'] = prompt.encoder_tokens
-    states = block.target_states(
+    states = block_states.target_states(
       network, target_params, sizes, own['target_ids'], batch
     )
     anchors = (context.lengths - 1)[:, None]
@@ -230,7 +230,7 @@ def test_the_loss_is_that_of_its_slots(tmp_path, head):
   counts = np.asarray(batch['decoder_loss_weights'])
   anchors = block.random_anchors(None, batch['decoder_loss_weights'], 4)
   network = families.network(T5)
-  states = block.target_states(
+  states = block_states.target_states(
     network, target_params, config, own['target_ids'], batch
   )
   tokens = batch['decoder_input_tokens']
@@ -280,6 +280,55 @@ def test_the_loss_is_that_of_its_slots(tmp_path, head):
   for i in range(3):
     np.testing.assert_allclose(
       sums.figures[f'alpha_{i + 1}'], [alphas[i], total[i]], rtol=1e-4
+    )
+
+
+def test_texts_with_their_streams_need_no_target(tmp_path):
+  """Packed, as `written_texts` have them: the loss is that of the same texts,
+  one in each row, which the target reads."""
+  params = toy.llama_params(LLAMA, seed=1)
+  config = toy_blocks.config(LLAMA, feature_layers=(1,))
+  own = toy_blocks.params(config, seed=2)
+  # Texts of 8 and 5 tokens, whose first is the prompt, and one of 3.
+  rng = np.random.default_rng(3)
+  lengths = np.array([8, 5, 3])
+  texts = rng.integers(2, V, (3, 8))
+  places = np.arange(8)[None]
+  rows = {
+    'decoder_input_tokens': texts,
+    'decoder_target_tokens': np.roll(texts, -1, axis=1),
+    'decoder_loss_weights': np.float32(places < lengths[:, None] - 1),
+  }
+  rows = {
+    name: jnp.asarray(x, 'float32' if x.dtype == np.float32 else 'int32')
+    for name, x in rows.items()
+  }
+  network = families.network(LLAMA)
+  with_output = toy_blocks.config(LLAMA, feature_layers=(1, 2))
+  everything = jnp.arange(V)
+  states = block_states.target_states(
+    network, params, with_output, everything, rows
+  )
+  # The same texts in two rows: of 8 tokens, and of 5 and 3.
+  pack = lambda x: jnp.stack([x[0], jnp.concatenate([x[1, :5], x[2, :3]])])
+  next_tokens = rows['decoder_target_tokens'][..., None]
+  of_next = jnp.take_along_axis(states.log_probs, next_tokens, axis=-1)[..., 0]
+  log_probs = jnp.pad(of_next, ((0, 0), (1, 0)))[:, :-1]
+  written = {
+    'decoder_target_tokens': pack(rows['decoder_input_tokens']),
+    'decoder_segment_ids': jnp.asarray([[1] * 8, [1] * 5 + [2] * 3]),
+    'decoder_loss_weights': pack(jnp.asarray(places > 0) * jnp.ones((3, 1))),
+    'log_probs': pack(log_probs),
+    'streams': pack(states.features),
+  }
+  path = stored(tmp_path, LLAMA, params)
+  loss_fn = block.block_loss(config, target=path, num_anchors=8)
+  sums_of = jax.jit(lambda batch: loss_fn(own, batch, None))
+  found, expected = sums_of(written), sums_of(rows)
+  assert float(expected.weight) == 18 + 9 + 3 == float(found.weight)
+  for name in ('loss', 'nats', 'num_correct'):
+    np.testing.assert_allclose(
+      getattr(found, name), getattr(expected, name), rtol=1e-4
     )
 
 

@@ -54,6 +54,7 @@ def contents(folder) -> dict:
   lines = metrics_log.read_log(folder / metrics_log.NAME)
   for line in lines:
     line.pop('targets_per_second', None)
+    line.pop('targets_per_processor_second', None)
   _, params = loading.read(folder / 'model')
   return {
     'lines': lines,
