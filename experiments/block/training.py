@@ -86,7 +86,7 @@ def _run(
     'loop.Schedule.keep': NUM_AVERAGED,
     'loop.Schedule.average_last': NUM_AVERAGED,
     'loop.Schedule.log_period': LOG_PERIOD,
-    'optimizers.learning_rate.factors': SCHEDULE,
+    'SCHEDULE': SCHEDULE,
     **texts,
     **recipe.macros,
   }
