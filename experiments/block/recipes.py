@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 # Tokens of a draft, in all drafters.
 GAMMA = 6
 MIN_CONFIDENCE = 0.3
+# Of rows of ende-mini's texts: one program is compiled for each.
+_LENGTHS = (24, 64)
 _BLOCK_ENDE = 'experiments/block/gin/debian_ende_block.gin'
 _BLOCK_SMOLLM2 = 'experiments/block/gin/smollm2_block.gin'
 
@@ -66,7 +68,7 @@ _ENDE = {
       'DRAFTER': 'mini_2_1',
       'DTYPE': 'bfloat16',
       'GAMMA': GAMMA,
-      'LENGTHS': (16, 28, 64),
+      'LENGTHS': _LENGTHS,
       'LEARNING_RATE': 0.0015,
     },
   ),
@@ -74,9 +76,11 @@ _ENDE = {
     'block, independent slots',
     'block',
     _BLOCK_ENDE,
-    macros={'MARKOV_RANK': 0},
+    macros={'LENGTHS': _LENGTHS, 'MARKOV_RANK': 0},
   ),
-  'chain': Recipe('block, chain', 'block', _BLOCK_ENDE),
+  'chain': Recipe(
+    'block, chain', 'block', _BLOCK_ENDE, macros={'LENGTHS': _LENGTHS}
+  ),
   'confidence': Recipe(
     f'block, chain, confidence of {MIN_CONFIDENCE}',
     'block',

@@ -14,7 +14,7 @@ from experiments.block.recipes import Recipe
 from specdec_jax.checkpoints import loading
 from specdec_jax.training import metrics_log
 
-# Steps after which the time of a step is known, and those of a line of the log.
+# Steps of a trial that tells the time of a step, and of a line of the log.
 _FIRST_STEPS, LOG_PERIOD = 20, 5
 # The rate is constant after warm-up, since the number of steps is not known
 # before; the model is the mean of three checkpoints of the last quarter.
@@ -46,16 +46,18 @@ def train(
   minutes: float,
   texts: Mapping[str, Any],
 ) -> Trained:
-  """Trains until as many steps are done as take `minutes` of the processor.
+  """Trains for as many steps as take `minutes` of the processor, by the time of
+  a step in a short trial.
 
   A run that was stopped goes on from its last checkpoint, and one that is done
   is read. `texts` are the macros that name them, such as `TOKENS`.
   """
   done = folder / _DONE
   if not done.is_file():
-    if not (folder / 'model').is_dir():
-      _run(target, recipe, folder, _FIRST_STEPS, texts)
-    steps = max(round(60 * minutes / seconds_per_step(folder)), _FIRST_STEPS)
+    trial = folder / 'trial'
+    if not (trial / 'model').is_dir():
+      _run(target, recipe, trial, _FIRST_STEPS, texts)
+    steps = max(round(60 * minutes / seconds_per_step(trial)), _FIRST_STEPS)
     _run(target, recipe, folder, steps, texts)
     done.touch()
   lines = metrics_log.read_log(folder / metrics_log.NAME)
@@ -94,8 +96,8 @@ def _run(
   if not recipe.training.endswith('.gin'):
     command = [recipe.training, f'--target={target}', f'--steps={steps}']
     command += [f'--texts={texts["TEXTS"]}', f'--model_dir={folder}']
-  # The second part of a run compiles nothing.
-  cache = folder.parent.parent / 'compiled'
+  # What the trial has compiled serves the run.
+  cache = folder.parent / 'compiled'
   environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache)}
   python = [sys.executable, '-m']
   subprocess.run([*python, *command], check=True, env=environment)
