@@ -54,11 +54,12 @@ def train(
   """
   done = folder / _DONE
   if not done.is_file():
-    trial = folder / 'trial'
+    # What the trial has compiled serves the run.
+    trial, cache = folder / 'trial', folder.parent / 'compiled'
     if not (trial / 'model').is_dir():
-      _run(target, recipe, trial, _FIRST_STEPS, texts)
+      _run(target, recipe, trial, _FIRST_STEPS, texts, cache)
     steps = max(round(60 * minutes / seconds_per_step(trial)), _FIRST_STEPS)
-    _run(target, recipe, folder, steps, texts)
+    _run(target, recipe, folder, steps, texts, cache)
     done.touch()
   lines = metrics_log.read_log(folder / metrics_log.NAME)
   steps = int(lines[-1]['step'])
@@ -76,8 +77,9 @@ def _run(
   folder: Path,
   steps: int,
   texts: Mapping[str, Any],
+  cache: Path,
 ) -> None:
-  """Trains up to a number of steps."""
+  """Trains up to a number of steps; compiled programs are kept in `cache`."""
   command = ['specdec_jax', 'train', f'--gin_file={recipe.training}']
   macros = {
     'MODEL_DIR': str(folder),
@@ -96,8 +98,6 @@ def _run(
   if not recipe.training.endswith('.gin'):
     command = [recipe.training, f'--target={target}', f'--steps={steps}']
     command += [f'--texts={texts["TEXTS"]}', f'--model_dir={folder}']
-  # What the trial has compiled serves the run.
-  cache = folder.parent / 'compiled'
   environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache)}
   python = [sys.executable, '-m']
   subprocess.run([*python, *command], check=True, env=environment)
