@@ -161,8 +161,9 @@ def _counts(figures: Figures) -> Cells:
   shares = (f'{100 * rate:.0f}' for rate in measuring.by_position(figures))
   return {
     'accuracy by position, %': ', '.join(shares),
-    'tokens per target run': figures['block_efficiency'],
-    "plain decoding's tokens": 'yes' if figures['identical'] else 'no',
+    'tokens per target run (95%)': f'{figures["block_efficiency"]:.2f} '
+    f'({report.interval(figures["interval"], "{:.2f} to {:.2f}")})',
+    'texts that differ from plain decoding': figures['different_texts'],
   }
 
 

@@ -1,5 +1,6 @@
-"""Decodes with a drafter, by `specdec bench` in a process of its own."""
+"""Counts what is accepted of a drafter, and times it by `specdec bench`."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -8,17 +9,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments import common
+from specdec_jax.cli import from_flags
+from specdec_jax.decoding import rates
+from specdec_jax.decoding.state import DecodeState
 from specdec_jax.files import text_lines
+from specdec_jax.measure import bench_command, loops, timing
+from specdec_jax.theory import estimates
 
 Figures = dict[str, Any]
 _SUITE = Path('experiments/suite/prompts')
 _NUM_TEXTS = 256
 _BATCH_SIZE = 16
-# Tokens are those of float32, in which drafts change none.
-_COUNTING = ('--dtype', 'float32', '--plain_dtypes', 'float32')
 
 
 class Drafter(NamedTuple):
@@ -42,20 +47,68 @@ def bench(drafter: Drafter, out: Path, *options: str) -> Figures:
   if not out.is_file():
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-m', 'specdec_jax', 'bench']
-    command += ['--model', drafter.target, *drafter.options]
-    command += ['--drafter', drafter.drafter, '--draft_model', drafter.weights]
-    subprocess.run([*command, *options, '--json', str(out)], check=True)
+    command += [*_options(drafter), *options, '--json', str(out)]
+    subprocess.run(command, check=True)
   figures: Figures = json.loads(out.read_text('utf-8'))
   return figures
 
 
 def count(drafter: Drafter, out: Path, prompts: Path, gamma: int) -> Figures:
-  """Counts what greedy decoding accepts of the texts of `test_prompts`."""
-  return bench(
-    *(drafter, out, *_COUNTING),
-    *('--gamma', str(gamma), '--prompts', str(prompts), '--repeats', '1'),
-    *('--batch_size', str(_BATCH_SIZE), '--max_new_tokens', '64'),
+  """Counts what greedy decoding in float32 accepts, and the texts that differ
+  from plain decoding; writes the figures, or reads them."""
+  if out.is_file():
+    figures: Figures = json.loads(out.read_text('utf-8'))
+    return figures
+  parser = argparse.ArgumentParser()
+  bench_command.add_arguments(parser)
+  args = parser.parse_args(
+    [
+      *_options(drafter),
+      *('--dtype', 'float32', '--gamma', str(gamma)),
+      *('--prompts', str(prompts), '--max_new_tokens', '64'),
+      *('--batch_size', str(_BATCH_SIZE)),
+    ]
   )
+  choices = from_flags.choices(args, may_be_auto=False)
+  decoder, batches, settings, _ = from_flags.prepared(args, choices)
+  placed = timing.place(decoder, batches, settings)
+  plain = placed.plain_loops(())['float32'].decode()
+  states = loops.speculative_loop(
+    *placed.args, method=decoder.method, max_len=placed.max_len
+  ).decode()
+  statistics = rates.count([state.statistics for state in states]).statistics
+  tested = statistics.num_tested.sum(0)
+  by_position = statistics.num_accepted.sum(0) / np.maximum(tested, 1)
+  figures = {
+    'alpha_by_position': by_position.tolist(),
+    'block_efficiency': rates.rates(statistics).block_efficiency,
+    'interval': estimates.ratio(
+      statistics.num_tokens, statistics.num_target_runs
+    )[1],
+    'different_texts': sum(map(_num_different, plain, states)),
+  }
+  out.parent.mkdir(parents=True, exist_ok=True)
+  out.write_text(json.dumps(figures), 'utf-8')
+  return figures
+
+
+def _num_different(plain: DecodeState, drafted: DecodeState) -> int:
+  """Counts the rows of a batch whose texts differ."""
+  first, second = jax.device_get((plain.context, drafted.context))
+  rows = zip(
+    *(first.tokens, first.lengths, second.tokens, second.lengths), strict=True
+  )
+  return sum(
+    not np.array_equal(tokens[:length], others[:other_length])
+    for tokens, length, others, other_length in rows
+  )
+
+
+def _options(drafter: Drafter) -> list[str]:
+  return [
+    *('--model', drafter.target, *drafter.options),
+    *('--drafter', drafter.drafter, '--draft_model', drafter.weights),
+  ]
 
 
 def time(
@@ -98,5 +151,4 @@ def test_prompts(corpora: Path, folder: Path) -> Mapping[str, Path]:
 
 def by_position(figures: Figures) -> np.ndarray:
   """Shares of accepted tokens by position, each once those before are."""
-  rates = [rate or 0.0 for rate in figures['alpha_by_position']]
-  return np.array(rates)
+  return np.array(figures['alpha_by_position'])
