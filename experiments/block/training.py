@@ -81,14 +81,16 @@ def _run(
 ) -> None:
   """Trains up to a number of steps; compiled programs are kept in `cache`."""
   command = ['specdec_jax', 'train', f'--gin_file={recipe.training}']
+  averaging = {'AVERAGE_LAST': NUM_AVERAGED}
+  if recipe.training.startswith('gin_configs'):  # These have no such macro.
+    averaging = {'loop.Schedule.average_last': NUM_AVERAGED}
   macros = {
     'MODEL_DIR': str(folder),
     'TRAIN_STEPS': steps,
     'WARMUP_STEPS': WARMUP_STEPS,
     'EVAL_PERIOD': steps,
     'CHECKPOINT_PERIOD': checkpoint_period(steps),
-    'loop.Schedule.keep': NUM_AVERAGED,
-    'loop.Schedule.average_last': NUM_AVERAGED,
+    **averaging,
     'loop.Schedule.log_period': LOG_PERIOD,
     'SCHEDULE': SCHEDULE,
     **texts,
