@@ -317,7 +317,9 @@ def test_texts_with_their_streams_need_no_target(tmp_path):
   written = {
     'decoder_target_tokens': pack(rows['decoder_input_tokens']),
     'decoder_segment_ids': jnp.asarray([[1] * 8, [1] * 5 + [2] * 3]),
-    'decoder_loss_weights': pack(jnp.asarray(places > 0) * jnp.ones((3, 1))),
+    'decoder_loss_weights': pack(
+      jnp.asarray(np.float32(np.tile(places > 0, (3, 1))))
+    ),
     'log_probs': pack(log_probs),
     'streams': pack(states.features),
   }
