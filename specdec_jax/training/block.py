@@ -32,7 +32,7 @@ from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import LOGITS, applied
 from specdec_jax.training import block_states, chunked
 from specdec_jax.training.block_states import TargetStates
-from specdec_jax.training.eagle import check_target, head_of, lk_loss
+from specdec_jax.training.eagle import lk_loss
 from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 POSITION_WEIGHTS = ('exponential', 'dpace')
@@ -290,17 +290,9 @@ def block_loss(
     rounded = jax.tree.map(lambda x: x.astype(config.dtype), params)
     rounded['target_ids'] = ids
     rounded = with_mask(config, rounded, embedding)
-    if 'streams' in batch:
-      check_target(target, target_config)
-      head = head_of(target_config, target_params)
-      states = block_states.from_streams(
-        head, ids, batch, epsilon=target_config.norm_epsilon
-      )
-      batch = block_states.read_by_target(batch)
-    else:
-      states = block_states.target_states(
-        network, target_params, config, ids, batch
-      )
+    states, batch = block_states.of_batch(
+      target, network, target_params, config, ids, batch
+    )
     counts = batch['decoder_loss_weights']
     anchors = random_anchors(key, counts, num_anchors)
     tokens = batch['decoder_input_tokens']

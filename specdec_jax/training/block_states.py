@@ -35,6 +35,29 @@ class TargetStates:
   crosses: list[Cross]
 
 
+def of_batch(
+  name: str,
+  target: Network,
+  params: ArrayTree,
+  config: BlockDrafterConfig,
+  ids: Array,
+  batch: Batch,
+) -> tuple[TargetStates, Batch]:
+  """Returns the states along the texts of a batch, and the texts as the target
+  reads them. Without streams in the batch, the target runs.
+
+  ValueError for streams of a target, called `name`, that is no Llama-type
+  decoder; other arguments are those of `target_states`.
+  """
+  if 'streams' not in batch:
+    return target_states(target, params, config, ids, batch), batch
+  eagle.check_target(name, target.config)
+  head = eagle.head_of(target.config, params)
+  epsilon = target.config.norm_epsilon
+  states = from_streams(head, ids, batch, epsilon=epsilon)
+  return states, read_by_target(batch)
+
+
 def target_states(
   target: Network,
   params: ArrayTree,
