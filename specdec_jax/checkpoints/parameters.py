@@ -10,10 +10,9 @@ import numpy as np
 from flax import traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
-from specdec_jax.models import families
+from specdec_jax.models import families, quantized
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.products import Weights
-from specdec_jax.models.quantized import SCALE
 
 # Other formats have matrices as `[out, in]`, positions as `[buckets, heads]`.
 _TRANSPOSED = ('/kernel', '/router_kernel', '/rel_embedding')
@@ -105,7 +104,8 @@ def of(
 
 def _stored_dtype(path: str, dtype: np.dtype) -> np.dtype | None:
   """Returns the dtype of integers and their scales; other arrays are cast."""
-  is_fixed = path.endswith(SCALE) or jnp.issubdtype(dtype, jnp.integer)
+  is_scale = quantized.is_scale(path.split('/')[-1])
+  is_fixed = is_scale or jnp.issubdtype(dtype, jnp.integer)
   return dtype if is_fixed else None
 
 

@@ -170,7 +170,8 @@ def num_params(params: Weights) -> int:
   return sum(
     leaf.size
     for path, leaf in jax.tree.leaves_with_path(params)
-    if not path[-1].key.startswith(COPIES) and not path[-1].key.endswith(SCALE)
+    if not path[-1].key.startswith(COPIES)
+    and not quantized.is_scale(path[-1].key)
   )
 
 

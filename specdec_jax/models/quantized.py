@@ -55,6 +55,12 @@ def bits_of(text: str) -> Bits:
   return Bits(int(match[1]), int(match[2]) if match[2] else None)
 
 
+def is_scale(name: str) -> bool:
+  """Tells whether a parameter of this name holds scales of packed weights, as
+  `kernel_scale` does, and a router's `per_expert_scale` does not."""
+  return name.endswith(SCALE) and name.removesuffix(SCALE) in _CONTRACTED
+
+
 def is_packed(leaf: Any) -> bool:
   """Tells whether an array or shape holds packed weights."""
   return bool(jnp.issubdtype(leaf.dtype, jnp.signedinteger)) and (

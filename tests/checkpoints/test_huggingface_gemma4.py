@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface
-from specdec_jax.models import families, presets
+from specdec_jax.models import families, layers, presets, quantized
+from specdec_jax.models.quantized import Bits
 from tests import toy, toy_assistant, toy_gemma
 from tests.checkpoints.test_public_configs import refusal, walk
 from tests.checkpoints.tiny_models import assert_trees_equal
@@ -225,9 +226,11 @@ def test_no_key_is_ignored_silently(name, tmp_path):
   ],
 )
 def test_presets_have_as_many_parameters_as_their_makers_say(name, millions):
-  """To the digits that names and pages have; the text alone."""
-  config = (presets.PRESETS | presets.ASSISTANTS)[name]
-  sizes = jax.tree.leaves(families.param_shapes(config))
-  assert sum(leaf.size for leaf in sizes) / 1e6 == pytest.approx(
-    millions, abs=0.6
-  )
+  """To the digits that names and pages have; the text alone. A scale for each
+  expert counts, unlike the scales of packed weights."""
+  shapes = families.param_shapes((presets.PRESETS | presets.ASSISTANTS)[name])
+  num_params = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+  assert num_params / 1e6 == pytest.approx(millions, abs=0.6)
+  assert layers.num_params(shapes) == num_params
+  packed = quantized.packed(shapes, Bits(8))
+  assert layers.num_params(packed) == num_params
