@@ -11,6 +11,8 @@ device. See README.md.
 import argparse
 import dataclasses
 import functools
+import math
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -55,6 +57,7 @@ PAIRS = (
   'random:llama_3_1_8b@int8',
   'random:gemma4_e4b/random:gemma4_e4b_assistant',
   'random:gemma4_26b_a4b/random:gemma4_26b_a4b_assistant',
+  'random:gemma4_31b/random:gemma4_31b_assistant',
 )
 # Positions of the target calls that are timed.
 WIDTHS = (1, 2, 4, 8, 16)
@@ -71,6 +74,9 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   slug = re.sub(r'\W+', '_', platforms.device_name()).strip('_').lower()
   folder = Path(args.output) / slug
   for pair in args.pairs if 'pairs' in args.tables else ():
+    if reason := _lack_of_room(_outline(pair, args)):
+      print(f'accelerator: {pair} is skipped: {reason}', file=sys.stderr)
+      continue
     report.measure(
       (MODULE, argv),
       folder,
@@ -124,8 +130,8 @@ def cache_table(args: argparse.Namespace) -> Table:
   return cache.table(decoder, prompts, args.capacities, args.repeats)
 
 
-def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
-  """Loads target and drafter, with simulated acceptance and without EOS."""
+def _outline(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
+  """Makes the decoder of a pair, without its weights."""
   target, _, draft = pair.partition('/')
   target, _, weights = target.partition('@')
   model = functools.partial(Model, dtype=dtype or args.dtype)
@@ -136,9 +142,31 @@ def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
   elif draft:
     choice = DRAFTERS[usual.drafter(draft)]
     drafter = choice(model=model(checkpoint=draft), gamma=gamma)
-  decoder = decoder_lib.build(
+  return decoder_lib.outline(
     model(checkpoint=target, weights=weights or None), drafter=drafter
   )
+
+
+def _lack_of_room(outline: Decoder) -> str:
+  """Tells why the weights do not fit in the memory of one device; empty if they
+  do, or if its memory is unknown."""
+  device = jax.devices()[0]
+  room = (device.memory_stats() or {}).get('bytes_limit', math.inf)
+  if device.platform == 'cpu':
+    room = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  own = decoder_lib.own_params(outline.params)
+  num_bytes = mesh_lib.tree_bytes((outline.params.target, own))
+  if num_bytes < room:
+    return ''
+  return (
+    f'its weights take {num_bytes / 2**30:.0f} GiB, and {device.device_kind} '
+    f'has {room / 2**30:.0f}'
+  )
+
+
+def _load(pair: str, args: argparse.Namespace, dtype: str = '') -> Decoder:
+  """Loads target and drafter, with simulated acceptance and without EOS."""
+  decoder = decoder_lib.load(_outline(pair, args, dtype))
   rule = functools.partial(simulated_acceptance, alpha=args.alpha)
   method = dataclasses.replace(decoder.method, verify_fn=rule, eos_id=(-1,))
   return decoder.with_method(method)

@@ -39,3 +39,16 @@ def test_a_pair_becomes_a_chapter_named_after_the_device(
 def test_a_pair_that_is_not_there_is_named(capsys):
   assert accelerator.main(['--pairs=random:t5_1_1_tiny']) == 2
   assert 't5_1_1_tiny' in capsys.readouterr().err
+
+
+def test_a_pair_that_does_not_fit_on_a_device_is_skipped(tmp_path, capsys):
+  status = accelerator.main(
+    [
+      *('--pairs=random:qwen3_235b_a22b', '--tables=pairs'),
+      f'--output={tmp_path}',
+    ]
+  )
+  assert status == 0
+  line = capsys.readouterr().err
+  assert 'qwen3_235b_a22b is skipped: its weights take 438 GiB' in line
+  assert not [*tmp_path.iterdir()]
