@@ -72,6 +72,8 @@ def _trained(args: argparse.Namespace) -> Iterator[Row]:
     target = TARGETS[name]
     runs: dict[str, training.Trained] = {}
     for key, recipe in target.recipes.items():
+      if args.drafters and key not in args.drafters:
+        continue
       folder = args.runs / name / key
       source = recipe.weights_of or key
       if source not in runs:
@@ -272,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
   common.add_tables(parser, TABLES)
   add = parser.add_argument
   add('--targets', type=common.listed(), default=list(TARGETS))
+  add('--drafters', type=common.listed(), help='names of recipes; or all')
   add('--corpora', type=Path, default=Path('corpora'))
   add('--tokens', default='tokens/ende_distilled', help='that ende-mini wrote')
   add('--texts', default='texts/smollm2', help='that SmolLM2 wrote')

@@ -21,6 +21,8 @@ _FIRST_STEPS, LOG_PERIOD = 20, 5
 SCHEDULE, WARMUP_STEPS = 'constant * linear_warmup', 20
 NUM_AVERAGED, _NUM_CHECKPOINTS = 3, 8
 _DONE = 'done'
+# More steps than this times those taken are made up for.
+_TOLERANCE = 1.1
 
 
 class Trained(NamedTuple):
@@ -59,10 +61,14 @@ def train(
     if not (trial / 'model').is_dir():
       _run(target, recipe, trial, _FIRST_STEPS, texts, cache)
     steps = max(round(60 * minutes / seconds_per_step(trial)), _FIRST_STEPS)
-    _run(target, recipe, folder, steps, texts, cache)
+    if not (folder / 'model').is_dir():
+      _run(target, recipe, folder, steps, texts, cache)
+    # A trial may have overestimated a step: a constant rate lets a run go on.
+    left = 60 * minutes / seconds_per_step(folder)
+    if left > _TOLERANCE * _steps(folder):
+      _run(target, recipe, folder, round(left), texts, cache)
     done.touch()
-  lines = metrics_log.read_log(folder / metrics_log.NAME)
-  steps = int(lines[-1]['step'])
+  steps = _steps(folder)
   return Trained(
     folder=folder / 'model',
     parameters=num_parameters(folder / 'model'),
@@ -103,6 +109,11 @@ def _run(
   environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache)}
   python = [sys.executable, '-m']
   subprocess.run([*python, *command], check=True, env=environment)
+
+
+def _steps(folder: Path) -> int:
+  """Counts the steps in a run's log."""
+  return int(metrics_log.read_log(folder / metrics_log.NAME)[-1]['step'])
 
 
 def checkpoint_period(steps: int) -> int:
