@@ -22,12 +22,6 @@ VAGUE = frozenset(
 )
 # The largest share of vague names in a folder, in percent.
 LIMIT = 1.0
-# Folders above the limit, with the number of vague names that they have. Lower
-# a number when names are replaced, and remove the row at the limit; no row is
-# added or raised.
-ALLOWANCES = {
-  'assembly': 120,
-}
 # Top-level files together count as a folder.
 TOP = '.'
 
@@ -67,13 +61,7 @@ COUNTED = counted()
 @pytest.mark.parametrize('folder', sorted(COUNTED))
 def test_few_names_are_vague(folder):
   num_names, num_vague = COUNTED[folder]
-  assert num_vague <= ALLOWANCES.get(folder, LIMIT / 100 * num_names)
-
-
-@pytest.mark.parametrize('folder', sorted(ALLOWANCES.keys() & COUNTED.keys()))
-def test_a_folder_within_the_limit_has_no_allowance(folder):
-  num_names, num_vague = COUNTED[folder]
-  assert num_vague > LIMIT / 100 * num_names
+  assert num_vague <= LIMIT / 100 * num_names
 
 
 def test_all_bindings_are_counted():

@@ -174,23 +174,24 @@ def choices(
 ) -> tuple[DrafterChoice, Rule]:
   """Makes the choices that `load` is given by name, the draft model as one;
   ValueError for unknown options."""
-  # All that may be said, to suggest what was meant by an unknown name.
-  known: list[str] = []
+  # The names of all options, to suggest one for an unknown name.
+  option_names: list[str] = []
   drafter = drafter or usual.drafter(draft.checkpoint if draft else None)
   if isinstance(drafter, str):
     drafter = chosen('drafter', DRAFTERS, drafter, {**options, 'model': draft})
-    known += [name for name in field_names(drafter) if name != 'model']
+    drafter_fields = field_names(drafter)
+    option_names += [name for name in drafter_fields if name != 'model']
   elif draft is not None:
     raise ValueError('draft_model is for a drafter that is given by name')
   if isinstance(rule, str):
     rule = chosen('verification', RULES, rule, options)
-    known += field_names(rule)
+    option_names += field_names(rule)
   for name in options:
-    if name not in known:
-      hint = did_you_mean(name, (*known, *sampling_lib.NAMES))
+    if name not in option_names:
+      hint = did_you_mean(name, (*option_names, *sampling_lib.NAMES))
       raise ValueError(
         f'no option of this drafter and rule is called {name!r}; they have '
-        f'{", ".join(known) or "none"}{hint}'
+        f'{", ".join(option_names) or "none"}{hint}'
       )
   return drafter, rule
 
@@ -311,14 +312,14 @@ def _prompts(
       f'{prompts.TEMPLATE_KWARGS} lists {len(variables)} for {len(texts)} '
       'texts: give one value, or one for each'
     )
-  found: list[Text] = []
+  inputs: list[Text] = []
   pairs = zip(texts, variables, strict=True)
-  for i, (text, own) in enumerate(pairs, start=1):
+  for i, (text, text_variables) in enumerate(pairs, start=1):
     if isinstance(text, str):
       if not text.strip():
         raise ValueError(f'text {i} is empty')
       text_lines.check_encodable(text, f'text {i}')
-      is_for_template = tools is not None or own is not None
+      is_for_template = tools is not None or text_variables is not None
       if is_for_template and chat:
         text = [{'role': 'user', 'content': text}]
       elif is_for_template:
@@ -328,9 +329,9 @@ def _prompts(
     elif not isinstance(text, list | tuple):
       raise ValueError(f'text {i} is no string: {text!r}')
     if not isinstance(text, str):
-      text = prompts.dialogue(text, tools, f'text {i}', own)
-    found.append(text)
-  return found
+      text = prompts.dialogue(text, tools, f'text {i}', text_variables)
+    inputs.append(text)
+  return inputs
 
 
 def _completions(

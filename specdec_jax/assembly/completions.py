@@ -77,11 +77,11 @@ def of_row(
   source = batch.prompt.encoder_tokens
   read = () if source is None else source[row][source[row] != 0].tolist()
   stops = batch.stops[row]
-  text, found = stop_strings.text_of(decoder.vocabulary, stops, tokens)
+  text, stop = stop_strings.text_of(decoder.vocabulary, stops, tokens)
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
-  reason = 'stop' if has_eos or found is not None else 'length'
+  reason = 'stop' if has_eos or stop is not None else 'length'
   # Most models that follow instructions end a text that is no message so.
-  has_ended = has_eos and found is None and not text.strip()
+  has_ended = has_eos and stop is None and not text.strip()
   is_plain_text = any(batch.is_plain[row : row + 1])
   if has_ended and is_plain_text and decoder.vocabulary.chat_template:
     _tell_of_chat(decoder.model.checkpoint)
@@ -89,16 +89,18 @@ def of_row(
   is_plain = decoder.recipe.decodes_plainly
   more: dict[str, Any] = {}
   if scored is not None:
-    raw, processed = (each.of_row(row, len(tokens)) for each in scored)
-    more['top_log_probs'] = raw[1]
-    more['processed_log_probs'], more['top_processed_log_probs'] = processed
+    raw, processed = scored
+    _, more['top_log_probs'] = raw.of_row(row, len(tokens))
+    log_probs, tops = processed.of_row(row, len(tokens))
+    more['processed_log_probs'] = log_probs
+    more['top_processed_log_probs'] = tops
   return Completion(
     prompt=batch.texts[row],
     text=text,
     tokens=tuple(tokens),
     context=(*read, *output.tokens[row, : span.stop].tolist()),
     log_probs=tuple(output.log_probs[row, span].tolist()),
-    stop=found,
+    stop=stop,
     finish_reason='nan' if output.has_nan[row] else reason,
     gamma=0 if is_plain else decoder.method.depth,
     statistics=metrics.row_summary(output.statistics, row),
@@ -161,7 +163,7 @@ def pieces(
 ) -> Generator[str, None, Completion]:
   """Yields text that no later token can change, and returns all of it."""
   vocabulary, read = decoder.vocabulary, vocabularies.TextStream()
-  found, num_shown = '', 0
+  text, num_shown = '', 0
   while True:
     try:
       records = next(iterations)
@@ -169,11 +171,12 @@ def pieces(
       output = jax.device_get(end.value)
       if error := error_of_row(batch, output, 0):
         raise ValueError(error) from None
-      whole = of_row(decoder, batch, output, 0)
+      completion = of_row(decoder, batch, output, 0)
       # Text was held back that looked like the beginning of a stop string.
-      if whole.text[num_shown:]:
-        yield whole.text[num_shown:]
-      return whole
+      held_back = completion.text[num_shown:]
+      if held_back:
+        yield held_back
+      return completion
     ids = [
       token['token']
       for record in records
@@ -182,11 +185,11 @@ def pieces(
     ]
     # A character of several tokens comes with the last of them.
     piece, read = vocabularies.stream_text(vocabulary, read, ids)
-    found += piece
+    text += piece
     # With the stop string 'STOP', of 'say STO' only 'say ' is shown.
-    num_safe = len(found) - _longest_beginning(found, batch.stops[0])
+    num_safe = len(text) - _longest_beginning(text, batch.stops[0])
     if num_safe > num_shown:
-      yield found[num_shown:num_safe]
+      yield text[num_shown:num_safe]
       num_shown = num_safe
 
 

@@ -68,19 +68,19 @@ def stated_text(constraint: Constraint) -> str | None:
   return constraint.regex if grammar is None else grammar
 
 
-def _schema_text(given: Mapping[str, object] | str) -> str:
+def _schema_text(source: Mapping[str, object] | str) -> str:
   """Returns a schema as JSON, its keys in the order in which they were written;
-  reads a file if `given` is a path."""
-  text = given
-  if isinstance(given, str) and not given.lstrip().startswith('{'):
-    text = _read('json_schema', given)
+  `source` is the schema, its text, or the path of a file with the text."""
+  text = source
+  if isinstance(source, str) and not source.lstrip().startswith('{'):
+    text = _read('json_schema', source)
   try:
     schema = json.loads(text) if isinstance(text, str) else text
     if isinstance(schema, Mapping):
       return json.dumps(schema, allow_nan=False)
   except (RecursionError, TypeError, ValueError) as error:
     raise ValueError(f'json_schema is no JSON: {error}') from error
-  raise ValueError(f'json_schema should be a JSON object, got {given!r:.80}')
+  raise ValueError(f'json_schema should be a JSON object, got {source!r:.80}')
 
 
 def _read(name: str, path: str) -> str:

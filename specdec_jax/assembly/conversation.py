@@ -155,7 +155,8 @@ class Conversation:
     self, batch: Batch, shows: Sequence[Show]
   ) -> Generator[str, None, Completion]:
     """Yields the pieces of an answer, and takes both messages in."""
-    said, [text] = '', batch.texts
+    answer_text = ''
+    [text] = batch.texts
     ids: list[int] = []
 
     def collect(record: recording.Record) -> None:
@@ -166,13 +167,15 @@ class Conversation:
       iterations = self._read(batch, [*shows, collect])
       pieces = Stream(completions.pieces(self.decoder, batch, iterations))
       for piece in pieces:
-        said += piece
+        answer_text += piece
         yield piece
       assert pieces.completion is not None
       return pieces.completion
     finally:
-      answer = vocabularies.turn_text(self.decoder.vocabulary, ids, said)
-      self.messages.append({'role': 'assistant', 'content': answer})
+      # Special tokens that the chat template names belong to the message.
+      vocabulary = self.decoder.vocabulary
+      content = vocabularies.turn_text(vocabulary, ids, answer_text)
+      self.messages.append({'role': 'assistant', 'content': content})
 
   def _keep(self, state: DecodeState) -> None:
     self._state = state

@@ -77,12 +77,14 @@ class Timed:
 
 def together(chunks: Sequence[Timed]) -> Timed:
   """Adds up several chunks, as if they were one."""
-  used = [vars(chunk.utilisation) for chunk in chunks]
-  added = {name: sum(each[name] for each in used) for name in used[0]}
-  added['num_rows'] = used[0]['num_rows']
+  counters = [vars(chunk.utilisation) for chunk in chunks]
+  totals = {
+    name: sum(counter[name] for counter in counters) for name in counters[0]
+  }
+  totals['num_rows'] = counters[0]['num_rows']
   return Timed(
     metrics.joined([chunk.statistics for chunk in chunks]),
-    Utilisation(**added),
+    Utilisation(**totals),
     sum(chunk.seconds for chunk in chunks),
   )
 

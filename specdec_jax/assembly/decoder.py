@@ -146,11 +146,12 @@ class Decoder:
   @property
   def shapes(self) -> Params:
     """The shapes of the weights, without reading them."""
-    drafting, own = self.parts.drafting, ()
+    drafting = self.parts.drafting
     target = models.param_shapes(self.model, self.config)
+    draft_model: Any = ()
     if drafting.config is not None:
-      own = models.param_shapes(drafting.model, drafting.config)
-    return Params(target=target, drafter=drafting.join(target, own))
+      draft_model = models.param_shapes(drafting.model, drafting.config)
+    return Params(target=target, drafter=drafting.join(target, draft_model))
 
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a gamma; see `Recipe.at`.
@@ -208,7 +209,7 @@ class Decoder:
     if not isinstance(pool := self.params.drafter, Pool):
       raise ValueError("only a decoder with drafter='suffix' remembers texts")
     encode = functools.partial(self.vocabulary.encode, add_special_tokens=False)
-    ids = [encode(each) if isinstance(each, str) else each for each in texts]
+    ids = [encode(text) if isinstance(text, str) else text for text in texts]
     most = self.parts.target_info.vocab_size - 1
     for i, row in enumerate(ids, start=1):
       if not isinstance(row, Iterable):
@@ -247,11 +248,11 @@ class Decoder:
     return recipe_lib.max_positions(config)
 
   def digests(self) -> dict[str, str]:
-    """Returns digests of the weights on disk, by side, of the vocabulary, and
+    """Returns digests of the weights on disk, by role, of the vocabulary, and
     of what is stated in other files; see `agreement`."""
     # Random weights are no files, and the same in every run.
     drafting = self.parts.drafting
-    sides = {'target': self.model, 'drafter': drafting.model}
+    models_by_role = {'target': self.model, 'drafter': drafting.model}
     stated: list[object] = [self.config, drafting.config, self.sampling]
     if (grammar := constraints.stated_text(self.sampling)) is not None:
       stated.append(grammar)
@@ -259,17 +260,16 @@ class Decoder:
       'sizes and sampling': repr([*stated, self.parts.target_info.eos_id]),
       'the vocabulary': repr(self.vocabulary.tokens()),
     }
-    found = {
+    digests = {
       f'digest of {name}': agreement.of_settings({'': text})[:16]
       for name, text in texts.items()
     }
-    return found | {
-      f"digest of the {side}'s weights": agreement.of_files(
-        formats.parts(loading.locate(model.checkpoint))
-      )
-      for side, model in sides.items()
-      if model is not None and not model.is_random
-    }
+    for role, model in models_by_role.items():
+      if model is not None and not model.is_random:
+        files = formats.parts(loading.locate(model.checkpoint))
+        digest = agreement.of_files(files)
+        digests[f"digest of the {role}'s weights"] = digest
+    return digests
 
 
 def outline(
@@ -402,18 +402,19 @@ def load(
   if a checkpoint has other arrays.
   """
   drafting = decoder.parts.drafting
-  own: Any = ()
+  draft_model: Any = ()
   with waiting(f'loading {decoder.model.checkpoint}'):
     target = models.read_params(decoder.model, decoder.config, target_shardings)
   # A model that drafts for itself is read once, and lies on a mesh once.
   if drafting.model == decoder.model:
-    own = target
+    draft_model = target
   elif drafting.model is not None and drafting.config is not None:
     with waiting(f'loading {drafting.model.checkpoint}'):
-      own = models.read_params(
+      draft_model = models.read_params(
         drafting.model, drafting.config, drafter_shardings
       )
-  params = Params(target=target, drafter=drafting.join(target, own))
+  drafter = drafting.join(target, draft_model)
+  params = Params(target=target, drafter=drafter)
   return dataclasses.replace(decoder, params=params)
 
 

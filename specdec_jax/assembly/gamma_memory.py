@@ -73,10 +73,10 @@ def remember(where: Mapping[str, str], choice: RememberedGamma) -> None:
     return
   # Of two processes at once the last to write counts; what the other one
   # chose is measured again.
-  others = [entry for entry in _entries() if entry['where'] != dict(where)]
-  new = {'where': dict(where), 'choice': dataclasses.asdict(choice)}
+  entries = [entry for entry in _entries() if entry['where'] != dict(where)]
+  entries.append({'where': dict(where), 'choice': dataclasses.asdict(choice)})
   with contextlib.suppress(OSError, ValueError):
-    replacing.write_text(path, json.dumps([*others, new], indent=2) + '\n')
+    replacing.write_text(path, json.dumps(entries, indent=2) + '\n')
 
 
 def forget() -> None:

@@ -117,20 +117,20 @@ def of(
   Raises:
     ValueError: if two of them contradict each other, or one is out of range.
   """
-  said = {
+  are_set = {
     'gamma auto': gamma == AUTO,
     'tree': tree is not None,
     'num_continuations': num_continuations != 1,
   }
   # Each of these settles how much is drafted: at most one may be given.
-  given = [name for name, is_given in said.items() if is_given]
-  if len(given) > 1:
+  names = [name for name, is_set in are_set.items() if is_set]
+  if len(names) > 1:
     raise ValueError(
-      f'{" and ".join(given)} each say how much is drafted: give one of them'
+      f'{" and ".join(names)} each say how much is drafted: give one of them'
     )
   if gamma == AUTO:
     return Auto((0, *tried))
-  if gamma is None and not given:
+  if gamma is None and not names:
     return Auto((0, *tried), usual)
   if gamma is None:
     gamma = usual

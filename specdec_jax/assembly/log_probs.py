@@ -101,13 +101,13 @@ def _scorer(
     scored = Scored(nothing, tops.astype(jnp.int32), tops)
 
     def score_block(i: Array, carry: Arrays) -> Arrays:
-      cache, found = carry
+      cache, scores = carry
       # With a prompt [5], new tokens [6, 7, 8] and blocks of 2: reading [5, 6]
       # scores [6, 7], then reading [7, 8] scores [8] and a position beyond the
       # end, which is dropped.
       first = starts + i * _WIDTH
       block = arrays.read_block(tokens, first - 1, _WIDTH + 1)
-      made, cache = target.extend(params, block[:, :-1], cache)
+      raw, cache = target.extend(params, block[:, :-1], cache)
       context = Context(
         tokens=tokens,
         lengths=first,
@@ -116,7 +116,7 @@ def _scorer(
         starts=starts,
         grammar=prompt.grammar,
       )
-      processed = processors.after_drafts(made, context, block[:, 1:])
+      processed = processors.after_drafts(raw, context, block[:, 1:])
       _, masks = grammars.read(
         context,
         Draft(
@@ -127,24 +127,24 @@ def _scorer(
         first >= lengths,
         tree=None,
         completes=False,
-        vocab_size=made.shape[2],
+        vocab_size=raw.shape[2],
       )
       processed = grammars.masked(processed, masks)
       both = (
-        rule_out(jax.nn.log_softmax(made)),
+        rule_out(jax.nn.log_softmax(raw)),
         jnp.log(to_probs(processed, prompt.sampling)),
       )
       new = tuple(
-        Scored(arrays.pick(each, block[:, 1:]), ids, values)
-        for each in both
-        for values, ids in [jax.lax.top_k(each, num)]
+        Scored(arrays.pick(log_probs, block[:, 1:]), ids, values)
+        for log_probs in both
+        for values, ids in [jax.lax.top_k(log_probs, num)]
       )
       put = functools.partial(
         jax.lax.dynamic_update_slice_in_dim,
         start_index=i * _WIDTH,
         axis=1,
       )
-      return cache, jax.tree.map(put, found, new)
+      return cache, jax.tree.map(put, scores, new)
 
     cache = target.init(params, prompt, room)
     count = -(-jnp.max(lengths - starts) // _WIDTH)

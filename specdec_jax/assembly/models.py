@@ -105,8 +105,8 @@ def _sizes(model: Model) -> Config:
   return loading.read_config(path, dtype=dtype, config=model.sizes)
 
 
-def read_drafter_config(model: Model, kind: str) -> Any:
-  """Reads a network's sizes; ValueError if it is no drafter of `kind`."""
+def read_drafter_config(model: Model, drafter: str) -> Any:
+  """Reads a network's sizes; ValueError if it is for another `drafter`."""
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
   if model.is_random:
@@ -119,9 +119,9 @@ def read_drafter_config(model: Model, kind: str) -> Any:
   else:
     path = loading.locate(model.checkpoint)
     config = formats.read_config(path, dtype)
-  found = families.drafts_for(config) or 'model'
-  if found != kind:
-    raise ValueError(f'{model.checkpoint} is for drafter {found}, not {kind}')
+  name = families.drafts_for(config) or 'model'
+  if name != drafter:
+    raise ValueError(f'{model.checkpoint} is for drafter {name}, not {drafter}')
   return config
 
 

@@ -63,44 +63,47 @@ def _tuples(value: Any) -> Any:
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def check_types(choice: Any, given: Mapping[str, object]) -> None:
+def check_types(choice: Any, values: Mapping[str, object]) -> None:
   """Raises ValueError for values by parameter that are of another type."""
   for field in dataclasses.fields(choice):
-    value = given.get(field.name)
+    value = values.get(field.name)
     if value is not None and not gin_types.fits(value, field.type):
       expected = gin_types.written(field.type)
       raise ValueError(f'{field.name} is {value!r}, expected {expected}')
 
 
 def chosen(
-  kind: str,
-  known: Mapping[str, type[Choice]],
+  title: str,
+  table: Mapping[str, type[Choice]],
   name: str,
-  given: Mapping[str, Any],
+  options: Mapping[str, Any],
 ) -> Choice:
-  """Makes the choice of a name, of a kind such as 'drafter', from values by
-  field, None where nothing is said. ValueError if there is no such choice, a
-  value is of another type, a field of other choices is given, or a draft model
-  is needed; keys that are no field of any choice are ignored."""
-  own = by_name(kind, known, name)
-  said = {key: x for key, x in given.items() if x is not None}
-  check_types(own, said)
-  for key in said:
-    owners = [n for n, each in known.items() if key in field_names(each)]
+  """Makes the choice of a name from options by field; None: not given.
+
+  `title` is what errors call the choices of the table, such as 'drafter'. Keys
+  that are no field of any choice are ignored. ValueError if there is no such
+  choice, a value is of another type, a field of other choices is given, or a
+  draft model is needed.
+  """
+  choice = by_name(title, table, name)
+  values = {key: x for key, x in options.items() if x is not None}
+  check_types(choice, values)
+  for key in values:
+    owners = [owner for owner in table if key in field_names(table[owner])]
     if owners and name not in owners:
       shown = 'a draft model' if key == 'model' else key
       raise ValueError(
-        f'{shown} is for {kind} {" or ".join(owners)}, not {name}'
+        f'{shown} is for {title} {" or ".join(owners)}, not {name}'
       )
-  names = field_names(own)
-  if 'model' in names and 'model' not in said:
-    raise ValueError(f'{kind} {name} needs a draft model')
-  return own(**{key: said[key] for key in names if key in said})
+  names = field_names(choice)
+  if 'model' in names and 'model' not in values:
+    raise ValueError(f'{title} {name} needs a draft model')
+  return choice(**{key: values[key] for key in names if key in values})
 
 
-def by_name(kind: str, known: Mapping[str, Row], name: str) -> Row:
+def by_name(title: str, table: Mapping[str, Row], name: str) -> Row:
   """Looks up a row of a table; ValueError with all names if there is none."""
-  if name not in known:
-    hint = did_you_mean(name, known)
-    raise ValueError(f'{kind} {name!r} is none of {", ".join(known)}{hint}')
-  return known[name]
+  if name not in table:
+    hint = did_you_mean(name, table)
+    raise ValueError(f'{title} {name!r} is none of {", ".join(table)}{hint}')
+  return table[name]

@@ -29,15 +29,18 @@ _DEPTHS = {
 
 
 def by_text(
-  num_texts: int, **given: Any
+  num_texts: int, **settings: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """Splits settings into those of all texts and those of each, none if no value
-  is a list of one for each; ValueError for a list of another length."""
-  given = plain(given)
+  """Splits settings into those of all texts and those of single texts, which
+  are lists of a value for each text; ValueError for a list of another length.
+
+  The second result is empty if there are no such lists.
+  """
+  settings = plain(settings)
   # stop=['a', 'b'] is for all of two texts, stop=[['a'], ['b']] for each.
   lists = {
     name: value
-    for name, value in given.items()
+    for name, value in settings.items()
     if _depth(value) > _DEPTHS.get(name, 0)
     # No list that is a value of one text has these in it.
     or (
@@ -52,13 +55,13 @@ def by_text(
         f'{name} lists {len(value)} for {num_texts} texts: give one value, or '
         'one for each'
       )
-  of_all = {name: x for name, x in given.items() if name not in lists}
+  of_all = {name: x for name, x in settings.items() if name not in lists}
   # `DecodeSettings` needs a number; each text's own replaces this 1.
   of_all.setdefault('max_new_tokens', 1)
   if not lists:
     return of_all, []
-  each = zip(*lists.values(), strict=True)
-  return of_all, [dict(zip(lists, values, strict=True)) for values in each]
+  columns = zip(*lists.values(), strict=True)
+  return of_all, [dict(zip(lists, values, strict=True)) for values in columns]
 
 
 def _depth(value: Any) -> int:
@@ -79,8 +82,8 @@ def pack(
   Raises ValueError if a prompt is too long for the context or has no tokens, or
   no text of the vocabulary holds a stop string.
   """
-  own = [settings.of_text(i) for i in range(len(texts))]
-  rows = encoded(decoder, texts, settings, own)
+  settings_of = [settings.of_text(i) for i in range(len(texts))]
+  rows = encoded(decoder, texts, settings, settings_of)
   # Two samples of a and b are rows a, a, b, b.
   repeat = lambda items: [x for x in items for _ in range(num_samples)]
   batches = prompts.batches(
@@ -88,23 +91,24 @@ def pack(
     repeat(rows),
     config=decoder.config,
     batch_size=settings.batch_size,
-    max_new_tokens=[each.max_new_tokens for each in repeat(own)],
+    max_new_tokens=repeat([text.max_new_tokens for text in settings_of]),
     num_rows=settings.num_rows,
   )
-  samplings = repeat([each.sampling(decoder.sampling) for each in own])
-  stops = repeat(
-    [tuple(decoder.stop if each.stop is None else each.stop) for each in own]
-  )
+  samplings = repeat([text.sampling(decoder.sampling) for text in settings_of])
+  stops_of = lambda stop: tuple(decoder.stop if stop is None else stop)
+  stops = repeat([stops_of(text.stop) for text in settings_of])
   is_plain = repeat(
     [isinstance(text, str) and not settings.chat for text in texts]
   )
-  is_greedy = all(each.is_greedy for each in (*samplings, decoder.sampling))
+  is_greedy = all(
+    sampling.is_greedy for sampling in (*samplings, decoder.sampling)
+  )
   # Of 2 samples, those of text 3 are streams 4 and 5 of the seed of all texts,
   # or 0 and 1 of its own.
   has_seed = lambda i: bool(settings.texts) and 'seed' in settings.texts[i]
   seeds = [
-    (each.seed, j if has_seed(i) else i * num_samples + j)
-    for i, each in enumerate(own)
+    (text.seed, j if has_seed(i) else i * num_samples + j)
+    for i, text in enumerate(settings_of)
     for j in range(num_samples)
   ]
   process = processing.packer(
@@ -114,7 +118,7 @@ def pack(
     num_logits=decoder.target.vocab_size,
     vocabulary=decoder.vocabulary,
   )
-  made = []
+  packed = []
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
     sampling = sampling_lib.of_rows(samplings[part], settings.num_rows)
@@ -126,7 +130,7 @@ def pack(
     columns = np.resize(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)
     )
-    made.append(
+    packed.append(
       dataclasses.replace(
         batch,
         prompt=prompt,
@@ -135,17 +139,18 @@ def pack(
         keys=row_keys(*columns.T),
       )
     )
-  return made
+  return packed
 
 
 def encoded(
   decoder: Decoder,
   texts: Sequence[Text],
   settings: DecodeSettings,
-  own: Sequence[DecodeSettings],
+  settings_of: Sequence[DecodeSettings],
 ) -> list[list[int]]:
-  """Returns the tokens of texts, each with its settings; raises as `pack`."""
-  for stops in {tuple(each.stop or ()) for each in own}:
+  """Returns the tokens of texts, whose settings are `settings_of`; raises as
+  `pack`."""
+  for stops in {tuple(text.stop or ()) for text in settings_of}:
     stop_strings.check_vocabulary(stops, decoder.vocabulary)
   limit = decoder.max_positions
   rows = prompts.encode(
@@ -155,8 +160,9 @@ def encoded(
     is_chat=settings.chat,
     system=settings.system,
   )
-  for i, (row, each) in enumerate(zip(rows, own, strict=True), start=1):
-    num_new = each.max_new_tokens
+  pairs = zip(rows, settings_of, strict=True)
+  for i, (row, text_settings) in enumerate(pairs, start=1):
+    num_new = text_settings.max_new_tokens
     if len(row) >= limit:
       raise ValueError(
         f'prompt {i} has {len(row)} tokens, the context {limit}: shorten it'

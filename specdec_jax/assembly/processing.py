@@ -40,7 +40,7 @@ def _are_ids(values: object) -> bool:
 
 def _are_sequences(values: Any) -> bool:
   is_list = isinstance(values, list | tuple)
-  return is_list and all(each and _are_ids(each) for each in values)
+  return is_list and all(ids and _are_ids(ids) for ids in values)
 
 
 def _are_biases(biases: object) -> bool:
@@ -332,22 +332,23 @@ def _table(
 ) -> _Table | None:
   """Makes a table of samplings, the last of which changes nothing; None if no
   sampling changes anything."""
-  biases = [list(_biases(each, eos_ids)) for each in samplings]
-  forced = [list(_forced(each)) for each in samplings]
-  for each, ids in zip(biases, forced, strict=True):
-    _check_ids(each, [one.token for one in ids], vocab_size)
+  biases = [list(_biases(sampling, eos_ids)) for sampling in samplings]
+  forced = [list(_forced(sampling)) for sampling in samplings]
+  for row_biases, row_forced in zip(biases, forced, strict=True):
+    _check_ids(row_biases, [entry.token for entry in row_forced], vocab_size)
   columns: dict[str, Any] = {}
-  for column, (name, kind, neutral) in _COLUMNS.items():
-    given = (getattr(each, name) for each in samplings)
-    filled = [neutral if x is None else x for x in given]
-    columns[column] = np.array(filled, kind)
+  for column, (name, dtype, neutral) in _COLUMNS.items():
+    values = (getattr(sampling, name) for sampling in samplings)
+    filled = [neutral if value is None else value for value in values]
+    columns[column] = np.array(filled, dtype)
   is_used = any(np.any(x != x[-1]) for x in columns.values())
   if not (is_used or any(biases) or any(forced)):
     return None
   # Sizes are rounded up to a few, so that few programs are compiled.
   size = lambda most: most and 2 ** (most - 1).bit_length()
   num_biases, num_forced = (size(max(map(len, x))) for x in (biases, forced))
-  width = size(max([1, *(len(b.sequence) for own in biases for b in own)]))
+  lengths = [len(bias.sequence) for row in biases for bias in row]
+  width = size(max([1, *lengths]))
   arrays: Any = lambda value, *shape: np.full((len(samplings), *shape), value)
   rows: Any = base.Processors(
     **columns,
@@ -365,11 +366,11 @@ def _table(
     is_suppressed=arrays(False, num_forced),
     is_suppressed_first=arrays(False, num_forced),
     has_forced_bos=np.array(
-      [each.forced_bos_token_id is not None for each in samplings]
+      [sampling.forced_bos_token_id is not None for sampling in samplings]
     ),
   )
-  for row, own in enumerate(biases):
-    for i, bias in enumerate(own):
+  for row, row_biases in enumerate(biases):
+    for i, bias in enumerate(row_biases):
       rows.sequences[row, i, width - len(bias.sequence) :] = bias.sequence
       rows.biases[row, i], rows.until[row, i] = bias.value, bias.until
     for i, one in enumerate(forced[row]):

@@ -186,7 +186,9 @@ class Summary:
 def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
   """Adds up iteration records, for `gamma` positions, or more if there are."""
   records = list(iterations)
-  drafts = [[t['verdict'] for t in each['drafted']] for each in records]
+  drafts = [
+    [token['verdict'] for token in record['drafted']] for record in records
+  ]
   # Of [accepted, rejected] and [accepted], (2, 1) are tested, (2, 0) accepted.
   positions = range(max([gamma, *map(len, drafts)]))
   count = lambda *verdicts: tuple(
@@ -194,8 +196,8 @@ def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
     for i in positions
   )
   return Summary(
-    num_rows=len({each['row'] for each in records}),
-    num_tokens=sum(each['committed'] for each in records),
+    num_rows=len({record['row'] for record in records}),
+    num_tokens=sum(record['committed'] for record in records),
     num_target_runs=len(records),
     num_drafted=sum(v != 'truncated' for draft in drafts for v in draft),
     num_tested=count('accepted', 'rejected'),
@@ -237,27 +239,28 @@ def _iteration_record(
   next_text = texts.pop() if is_whole else ''
   if len(texts) < len(drafted):
     texts += pieces([*tail, *drafted])[len(tail) + len(texts) :]
-  made = row.verification
+  uniforms = row.verification.uniforms
+  accept_probs = row.verification.accept_probs
   tokens = [
     {
       'token': token,
       'text': texts[i],
       'p': _number(row.p[i]),
       'q': _number(row.q[i]),
-      'u': None if made.uniforms is None else _number(made.uniforms[i]),
-      'accept_prob': _number(made.accept_probs[i]),
+      'u': None if uniforms is None else _number(uniforms[i]),
+      'accept_prob': _number(accept_probs[i]),
       'verdict': verdicts[i],
     }
     for i, token in enumerate(drafted)
   ]
   following = None
   if is_whole:
-    own = 'bonus' if num_accepted == length else 'correction'
+    verdict = 'bonus' if num_accepted == length else 'correction'
     following = {
       'token': next_token,
       'text': next_text,
       'p': _number(row.next_p),
-      'verdict': own if length else 'plain',
+      'verdict': verdict if length else 'plain',
     }
   record = {'start': int(row.starts), 'drafted': tokens, 'next': following}
   return record | {'committed': count}, (tail + tuple(added))[-_TAIL:]

@@ -82,8 +82,8 @@ class DecodeSettings(Options):
     # An iterator would be empty once its strings are checked.
     stops = () if self.stop is None else self.stop
     if isinstance(stops, str) or not isinstance(stops, Collection):
-      kind = 'a string' if isinstance(stops, str) else repr(stops)
-      raise ValueError(f'stop is {kind}: give a list of strings')
+      shown = 'a string' if isinstance(stops, str) else repr(stops)
+      raise ValueError(f'stop is {shown}: give a list of strings')
     for stop in stops:
       if not isinstance(stop, str) or not stop:
         raise ValueError(f'a stop string is empty, or no string: {stop!r}')
@@ -105,27 +105,27 @@ class DecodeSettings(Options):
 
   def of_text(self, i: int) -> 'DecodeSettings':
     """Returns the settings of one text; ValueError if one is out of range."""
-    own = overriding(self.texts[i] if self.texts else {})
-    return dataclasses.replace(self, texts=(), **own)
+    overrides = overriding(self.texts[i] if self.texts else {})
+    return dataclasses.replace(self, texts=(), **overrides)
 
   @property
   def most_new_tokens(self) -> int:
     """Returns the largest limit of a text."""
     usual = self.max_new_tokens
-    each = [text.get('max_new_tokens', usual) for text in self.texts]
-    return max(each, default=usual)
+    limits = [text.get('max_new_tokens', usual) for text in self.texts]
+    return max(limits, default=usual)
 
   def sampling(self, usual: Sampling) -> Sampling:
     """Returns how a text is sampled, as `usual` where these settings say
     nothing; ValueError if a value is out of range, or has no effect."""
     values = {name: getattr(self, name) for name in NAMES}
-    given = {name: x for name, x in values.items() if x is not None}
-    made = dataclasses.replace(usual, **overriding(given))
+    overrides = {name: x for name, x in values.items() if x is not None}
+    sampling = dataclasses.replace(usual, **overriding(overrides))
     # The decoder's own were checked as its rule reads them.
-    if not {'temperature', *LIMITS}.isdisjoint(given):
-      made.check_is_used()
-    made.check_has_room('max_new_tokens', self.max_new_tokens)
-    return made
+    if not {'temperature', *LIMITS}.isdisjoint(overrides):
+      sampling.check_is_used()
+    sampling.check_has_room('max_new_tokens', self.max_new_tokens)
+    return sampling
 
 
 def check_count(name: str, value: int) -> None:
@@ -247,17 +247,19 @@ def compiled(
 def _together(parts: Sequence[Part]) -> Sequence[jax.stages.Compiled]:
   """Compiles parts; while one is compiled, or read, the next is traced."""
   with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
-    begun = [pool.submit(part.lower().compile) for part in parts]
-    return [each.result() for each in begun]
+    futures = [pool.submit(part.lower().compile) for part in parts]
+    return [future.result() for future in futures]
 
 
 def placed(batch: Batch, settings: DecodeSettings) -> tuple[Array, Prompt]:
   """Puts keys of rows, and prompts, on the devices that share a batch."""
-  found = batch.keys
-  if found is None:
+  keys_of_rows = batch.keys
+  if keys_of_rows is None:
     ids = batch.prompt.row_ids
-    found = row_keys(np.full(ids.shape, settings.seed, np.uint32), ids)
-  return place((found, batch.prompt), settings.num_devices, is_batch=True)
+    seeds = np.full(ids.shape, settings.seed, np.uint32)
+    keys_of_rows = row_keys(seeds, ids)
+  rows = keys_of_rows, batch.prompt
+  return place(rows, settings.num_devices, is_batch=True)
 
 
 def compile_decode(
@@ -316,8 +318,8 @@ def iterations(
     values = jax.device_get(values)
     counts, has_ended = find_ends(values)
     if has_ended.any():
-      made = values.draft, values.verification
-      state = truncate(state, before, *made, counts, has_ended)
+      decision = values.draft, values.verification
+      state = truncate(state, before, *decision, counts, has_ended)
       keep(state)
       values = dataclasses.replace(values, counts=counts)
     records, traced = recording.iteration_records(

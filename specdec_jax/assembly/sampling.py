@@ -59,9 +59,9 @@ class Options(Processing, Drawing):
 NAMES = tuple(field_names(Options))
 
 
-def check_names(given: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
   """Raises ValueError for a name that is no field of `Options`."""
-  for name in given:
+  for name in names:
     if name not in NAMES:
       raise ValueError(
         f'{name!r} is no setting of how texts are sampled; these are '
@@ -69,15 +69,15 @@ def check_names(given: Iterable[str]) -> None:
       )
 
 
-def overriding(own: Mapping[str, Any]) -> dict[str, Any]:
+def overriding(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns settings that override others; those of a greedy text also clear
   the limits, which are meant for its neighbours, and either name of the least
   length clears the other."""
-  cleared = [*LIMITS] if own.get('temperature') == 0 else []
+  cleared = [*LIMITS] if values.get('temperature') == 0 else []
   least = 'min_new_tokens', 'min_length'
-  if any(own.get(name) is not None for name in least):
+  if any(values.get(name) is not None for name in least):
     cleared += least
-  return {**dict.fromkeys(cleared), **own}
+  return {**dict.fromkeys(cleared), **values}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,14 +108,14 @@ class Sampling(Options):
   def with_defaults(self, path: str, stated: Mapping[str, Any]) -> 'Sampling':
     """Fills what is not said by what the file `path` states; ValueError, which
     names the file, if a stated value is out of range."""
-    unsaid = {n: x for n, x in stated.items() if getattr(self, n) is None}
+    missing = {n: x for n, x in stated.items() if getattr(self, n) is None}
     # The least length has two options: one that is given overrides both stated
     # ones.
     if self.min_new_tokens is not None or self.min_length is not None:
-      unsaid.pop('min_length', None)
-      unsaid.pop('min_new_tokens', None)
+      missing.pop('min_length', None)
+      missing.pop('min_new_tokens', None)
     try:
-      return dataclasses.replace(self, **unsaid)
+      return dataclasses.replace(self, **missing)
     except ValueError as error:
       raise ValueError(f'{path}: {error}') from error
 
@@ -146,11 +146,11 @@ class Sampling(Options):
         )
 
 
-def taken(options: dict[str, Any], **own: Any) -> Sampling:
-  """Makes a sampling of its `own` fields and of those that it takes out of
-  `options`; raises as `Sampling`."""
-  own |= {name: options.pop(name) for name in NAMES if name in options}
-  return Sampling(**plain(own))
+def taken(options: dict[str, Any], **fields: Any) -> Sampling:
+  """Makes a sampling of `fields` and of those that it takes out of `options`;
+  raises as `Sampling`."""
+  fields |= {name: options.pop(name) for name in NAMES if name in options}
+  return Sampling(**plain(fields))
 
 
 def of_rows(samplings: Sequence[Sampling], num_rows: int) -> base.Sampling:
@@ -159,11 +159,11 @@ def of_rows(samplings: Sequence[Sampling], num_rows: int) -> base.Sampling:
   filler = [Sampling(temperature=1.0)] * (num_rows - len(samplings))
   samplings = [*samplings, *filler]
 
-  def column(name: str, kind: type, default: float) -> base.Arrays:
-    given = [sampling.used(name) for sampling in samplings]
+  def column(name: str, dtype: type, default: float) -> base.Arrays:
+    values = [sampling.used(name) for sampling in samplings]
     # A number beyond 32 bits means the same as the largest that fits.
-    numbers = [default if x is None else min(x, _MOST) for x in given]
-    return np.array(numbers, kind)
+    numbers = [default if x is None else min(x, _MOST) for x in values]
+    return np.array(numbers, dtype)
 
   return base.Sampling(
     temperature=column('temperature', np.float32, 1),

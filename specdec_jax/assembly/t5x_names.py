@@ -104,9 +104,10 @@ _TRAINING = ('train', 'train_eval', 'infer_eval')
 def stand_in(name: str) -> str | None:
   """Returns the text that stands for a gin file of T5X, None if the file can be
   read as a user's; ValueError for one that nothing stands for."""
-  if not (found := _FILE.fullmatch(name)):
+  match = _FILE.fullmatch(name)
+  if match is None:
     return None
-  folder, stem = found.groups()
+  folder, stem = match.groups()
   if (folder, stem) == ('t5x/configs/runs/', 'infer'):
     return _INFER
   if folder in _FAMILIES:
@@ -145,16 +146,16 @@ def _lines(text: str) -> Iterator[str]:
     def macro(self, name: str) -> str:
       return _Reference(f'%{name}')
 
-  for each in parser.ConfigParser(text, AsWritten()):
-    if isinstance(each, parser.IncludeStatement):
-      yield f'include {each.filename!r}'
-    elif isinstance(each, parser.ImportStatement):
-      if each.module.split('.')[0] not in _FOREIGN:
-        yield each.format()
-    elif isinstance(each, parser.BindingStatement):
-      name = '/'.join(filter(None, (each.scope, each.selector)))
-      name = '.'.join(filter(None, (name, each.arg_name)))
-      yield from rename([f'{name} = {each.value!r}'])
+  for statement in parser.ConfigParser(text, AsWritten()):
+    if isinstance(statement, parser.IncludeStatement):
+      yield f'include {statement.filename!r}'
+    elif isinstance(statement, parser.ImportStatement):
+      if statement.module.split('.')[0] not in _FOREIGN:
+        yield statement.format()
+    elif isinstance(statement, parser.BindingStatement):
+      name = '/'.join(filter(None, (statement.scope, statement.selector)))
+      name = '.'.join(filter(None, (name, statement.arg_name)))
+      yield from rename([f'{name} = {statement.value!r}'])
 
 
 class _Reference(str):
@@ -167,7 +168,8 @@ class _Reference(str):
 def rename(bindings: Sequence[str]) -> list[str]:
   """Returns bindings with names of this package, without those that change
   nothing here. gin refuses what is still T5X's."""
-  return [new for each in bindings if (new := _renamed(each))]
+  renamed = map(_renamed, bindings)
+  return [binding for binding in renamed if binding]
 
 
 def _renamed(binding: str) -> str:

@@ -21,7 +21,7 @@ _TOKEN: dict[str, _Types] = {
   **dict.fromkeys(('text', 'verdict'), str),
   **{'token': int, 'p': _NUMBER},
 }
-# The keys and their types of each kind of record, and of a token. Keys with a
+# The keys of each type of record, and of a token, with their types. Keys with a
 # question mark are optional, and further keys are allowed everywhere.
 _FIELDS: dict[str, dict[str, _Types]] = {
   'header': {
@@ -42,7 +42,7 @@ _FIELDS: dict[str, dict[str, _Types]] = {
   'drafted token': _TOKEN | dict.fromkeys(('q', 'u', 'accept_prob'), _NUMBER),
   'next': _TOKEN,
 }
-_KINDS = ('header', 'prompt', 'iteration', 'summary')
+_TYPES = ('header', 'prompt', 'iteration', 'summary')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,9 @@ class Trace:
   def summarize(self, row: int | None = None) -> recording.Summary:
     """Adds up one row, or all of them."""
     rows = self.iterations if row is None else [row]
-    records = [r for each in rows for r in self.iterations.get(each, [])]
+    records = [
+      record for row in rows for record in self.iterations.get(row, [])
+    ]
     return recording.summarize(records, self.header['gamma'])
 
 
@@ -115,7 +117,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 def assemble(records: Sequence[Record]) -> Trace:
   """Makes the trace of its records, a header first, as `read` returns it."""
-  of_type: dict[str, list[Record]] = {kind: [] for kind in _KINDS}
+  of_type: dict[str, list[Record]] = {name: [] for name in _TYPES}
   for record in records:
     of_type[record['type']].append(record)
   iterations: dict[int, list[Record]] = {}
@@ -152,20 +154,22 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
     raise ValueError(f'not a record of a trace: {error}') from error
   except RecursionError:
     raise ValueError('its lists are nested too deeply') from None
-  kind = record.get('type') if isinstance(record, dict) else None
-  if kind not in _KINDS:
-    raise ValueError(f'not a record of a trace: its type is {kind!r}')
-  if is_first != (kind == 'header'):
-    raise ValueError(f'a trace has one header, its first record; got a {kind}')
+  record_type = record.get('type') if isinstance(record, dict) else None
+  if record_type not in _TYPES:
+    raise ValueError(f'not a record of a trace: its type is {record_type!r}')
+  if is_first != (record_type == 'header'):
+    raise ValueError(
+      f'a trace has one header, its first record; got a {record_type}'
+    )
   if is_first and record.get('version') != recording.VERSION:
     raise ValueError(
       f'trace version {record.get("version")!r}, this code reads version '
       f'{recording.VERSION}'
     )
-  _check_fields(record, kind)
+  _check_fields(record, record_type)
   if is_first and not 0 <= (gamma := record['gamma']) <= MAX_GAMMA:
     raise ValueError(f'header has gamma {gamma}, expected 0 to {MAX_GAMMA}')
-  if kind == 'iteration':
+  if record_type == 'iteration':
     _check_tokens(record)
   return record
 
@@ -195,19 +199,20 @@ def _check_tokens(record: Record) -> None:
     )
 
 
-def _check_fields(record: Record, kind: str) -> None:
-  """Raises ValueError unless a record or a token has the fields of its kind."""
-  for field, right in _FIELDS[kind].items():
+def _check_fields(record: Record, name: str) -> None:
+  """Raises ValueError unless a record or a token has the fields that `_FIELDS`
+  lists for `name`."""
+  for field, expected in _FIELDS[name].items():
     is_optional, field = field.endswith('?'), field.removesuffix('?')
     if field not in record and not is_optional:
-      raise ValueError(f'{kind} lacks {field!r}')
+      raise ValueError(f'{name} lacks {field!r}')
     if field not in record:
       continue
     value = record[field]
     # JSON's true is an int to Python.
-    is_right = isinstance(value, right) and not isinstance(value, bool)
+    is_valid = isinstance(value, expected) and not isinstance(value, bool)
     # 1e999 is infinite to Python, and an integer can be beyond every float.
-    if is_right and isinstance(value, int | float):
-      is_right = abs(value) <= sys.float_info.max
-    if not is_right:
-      raise ValueError(f'{kind} has {field!r} = {reprlib.repr(value)}')
+    if is_valid and isinstance(value, int | float):
+      is_valid = abs(value) <= sys.float_info.max
+    if not is_valid:
+      raise ValueError(f'{name} has {field!r} = {reprlib.repr(value)}')

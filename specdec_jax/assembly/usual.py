@@ -1,4 +1,4 @@
-"""What drafts where little or nothing is said of drafters."""
+"""The drafter, and the draft model, where users name none."""
 
 import contextlib
 from collections.abc import Mapping
@@ -15,42 +15,50 @@ def drafter(checkpoint: str | None, sizes: str | None = None) -> str:
   are given: 'model' for a whole model, 'prompt_lookup' without any."""
   if not checkpoint:
     return 'prompt_lookup'
-  kind = None
+  name = None
   if checkpoint.startswith(models.RANDOM):
     # The sizes of a whole model are among the others.
     with contextlib.suppress(ValueError):
       config = presets.drafter(checkpoint.removeprefix(models.RANDOM))
-      kind = families.drafts_for(config)
+      name = families.drafts_for(config)
   elif sizes is None:
     with contextlib.suppress(ValueError):
-      found = formats.read_config(loading.locate(checkpoint))
-      kind = families.drafts_for(found)
-  return kind or 'model'
+      stored = formats.read_config(loading.locate(checkpoint))
+      name = families.drafts_for(stored)
+  return name or 'model'
 
 
 def shipped(
-  target: str, options: Mapping[str, object], kind: str | None = None
+  target: str, options: Mapping[str, object], drafter_name: str | None = None
 ) -> tuple[str | None, dict[str, object]]:
-  """Returns the draft model that this package has for a target and a kind of
-  drafter, and options: those given, where a value is None if nothing is said.
+  """Returns the draft model that this package has for a target and a drafter,
+  and the options; in `options`, None means not given.
 
-  Without a kind it is what drafts unasked, and the options have what is its
-  own. It is None without such a model, or if an option is for another drafter.
+  Without a name it is the default draft model, whose own options are added. It
+  is None without such a model, or if an option is for another drafter.
   """
-  models = pretrained.DRAFT_MODELS.get(target, ())
-  if kind is not None:
-    return {drafter(each): each for each in models}.get(kind), dict(options)
-  found = next(
-    (each for each in models if each in pretrained.DEFAULT_DRAFT_MODELS), None
-  )
-  mine = field_names(DRAFTERS[drafter(found)])
-  others = {name for each in DRAFTERS.values() for name in field_names(each)}
-  said = [name for name, value in options.items() if value is not None]
-  if found is None or others.difference(mine).intersection(said):
+  draft_models = pretrained.DRAFT_MODELS.get(target, ())
+  if drafter_name is not None:
+    by_drafter = {drafter(model): model for model in draft_models}
+    return by_drafter.get(drafter_name), dict(options)
+  defaults = pretrained.DEFAULT_DRAFT_MODELS
+  default = next((model for model in draft_models if model in defaults), None)
+  if default is None or _is_for_another(drafter(default), options):
     return None, dict(options)
   # Only chains are copied.
   is_tree = options.get('tree') is not None
-  own = {} if is_tree else pretrained.DEFAULT_DRAFT_MODELS[found]
-  return found, dict(options) | {
-    name: value for name, value in own.items() if options.get(name) is None
+  added = {} if is_tree else defaults[default]
+  missing = {
+    name: value for name, value in added.items() if options.get(name) is None
   }
+  return default, dict(options) | missing
+
+
+def _is_for_another(name: str, options: Mapping[str, object]) -> bool:
+  """Returns whether an option that is given is for other drafters alone."""
+  names = {name for name, value in options.items() if value is not None}
+  fields = {
+    field for choice in DRAFTERS.values() for field in field_names(choice)
+  }
+  others_fields = fields.difference(field_names(DRAFTERS[name]))
+  return not names.isdisjoint(others_fields)

@@ -43,9 +43,11 @@ class Target:
 
   def check_num_logits(self, num_logits: int) -> None:
     """Raises ValueError unless a drafter has as many logits but for padding."""
-    own = self.config.vocab_size
-    if not loading.is_padding(num_logits - own):
-      raise ValueError(f'the target has {own} logits, the drafter {num_logits}')
+    target_logits = self.config.vocab_size
+    if not loading.is_padding(num_logits - target_logits):
+      raise ValueError(
+        f'the target has {target_logits} logits, the drafter {num_logits}'
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Drafting:
     drafter: its functions.
     model: where its weights are, of the sizes `config`, if it has any.
     target: the target's functions, where the drafter needs others than usual.
-    join: from the target's weights and its own to the drafter's params.
+    join: from the weights of the target and of `model` to the drafter's params.
     chain: what it drafts with, if token after token.
   """
 
@@ -64,7 +66,7 @@ class Drafting:
   model: Model | None = None
   config: families.Config | families.DrafterConfig | None = None
   target: LanguageModel | None = None
-  join: Callable[[Any, Any], Any] = lambda target, own: own
+  join: Callable[[Any, Any], Any] = lambda target, draft_model: draft_model
   chain: Chain | None = None
 
   def target_of(self, target: Target) -> LanguageModel:
@@ -101,5 +103,5 @@ class DrafterChoice(Protocol):
 
 
 def has_model(choice: type) -> bool:
-  """Tells whether a kind of drafter has weights, which a model names."""
+  """Returns whether a drafter has weights, which a model names."""
   return 'model' in field_names(choice)

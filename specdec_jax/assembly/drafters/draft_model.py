@@ -1,6 +1,7 @@
 """A smaller language model, as a choice."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +29,21 @@ class DraftModel(one_by_one.OneByOne):
     config = models.read_config(self.model)
     _check_fits(self.model, config, target)
     network, few = networks(self.model, config, target)
+
+    def join(_: Any, params: Any) -> Any:
+      if few is None:
+        return params
+      # The draft model's logits are those of its draft vocabulary.
+      _, ids = few
+      return models.with_logits_of(params, ids, config)
+
     return Drafting(
       drafter=one_by_one.drafter(
         network, target, length, min_prob=self.min_prob, few=few
       ),
       model=self.model,
       config=config,
-      join=lambda target, own: (
-        models.with_logits_of(own, few[1], config) if few else own
-      ),
+      join=join,
       chain=as_chain(network),
     )
 
@@ -69,11 +76,15 @@ def _check_fits(
       vocabularies.check_same_vocabulary(
         target.vocabulary, models.read_vocabulary(model, config)
       )
-  kinds = [
-    'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
-    for each in (target.config, config)
-  ]
-  if kinds[0] != kinds[1]:
+  target_stacks, draft_stacks = _stacks(target.config), _stacks(config)
+  if target_stacks != draft_stacks:
     raise ValueError(
-      f'{target.name} is {kinds[0]} and {model.checkpoint} {kinds[1]}'
+      f'{target.name} is {target_stacks} and {model.checkpoint} {draft_stacks}'
     )
+
+
+def _stacks(config: families.Config) -> str:
+  """Returns, for errors, which stacks a network has."""
+  return (
+    'an encoder-decoder' if families.has_encoder(config) else 'decoder-only'
+  )

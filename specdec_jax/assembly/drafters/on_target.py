@@ -55,8 +55,8 @@ def make(
     # A folder of such a network need not have the target's vocabulary.
     path = loading.locate(choice.model.checkpoint)
     if vocabulary_files.is_in(path):
-      own = vocabulary_files.read(path)
-      vocabularies.check_same_vocabulary(target.vocabulary, own)
+      vocabulary = vocabulary_files.read(path)
+      vocabularies.check_same_vocabulary(target.vocabulary, vocabulary)
   # The target keeps the features of all positions that one call can accept.
   width = lengths.depth(length) + 1
   bound = families.bind(target.config, config, width=width)

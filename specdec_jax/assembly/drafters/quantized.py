@@ -54,18 +54,18 @@ class Quantized(one_by_one.OneByOne):
     bits, config = quantized.bits_of(name), target.config
     # Of encoder and decoder, the decoder's stack is the last.
     *_, (field, branch) = families.of(config).stacks.items()
-    kept = _kept(self.layers, getattr(config, field))
-    model = families.language_model(_shortened(config, field, kept))
+    layers = _layer_numbers(self.layers, getattr(config, field))
+    model = families.language_model(_shortened(config, field, layers))
     return Drafting(
       drafter=one_by_one.drafter(model, target, length, min_prob=self.min_prob),
-      join=lambda params, own: _params(
-        params, branch, kept, bits, is_tied=config.is_tied
+      join=lambda target_params, _: _params(
+        target_params, branch, layers, bits, is_tied=config.is_tied
       ),
       chain=as_chain(model),
     )
 
 
-def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
+def _layer_numbers(layers: Layers | None, count: int) -> tuple[int, ...]:
   """Returns which of `count` layers draft, ascending; ValueError if none does,
   or one is not there."""
   every = range(count)
@@ -76,47 +76,48 @@ def _kept(layers: Layers | None, count: int) -> tuple[int, ...]:
       case int():
         # Of 6 layers 4: 0, 2, 3 and 5.
         spread = np.linspace(0, count - 1, layers).round()
-        kept = tuple(map(int, spread))
+        numbers = tuple(map(int, spread))
       case str() if ':' in layers:
         ends = [int(end) if end else None for end in layers.split(':')]
-        kept = tuple(every[slice(*ends)])
+        numbers = tuple(every[slice(*ends)])
       case _:
         parts = layers.split(',') if isinstance(layers, str) else layers
-        kept = tuple(map(int, parts))
+        numbers = tuple(map(int, parts))
   except (TypeError, ValueError) as error:
     raise ValueError(
       f'layers {layers!r} is no number, no slice such as ::2, no list as 0,1,5'
     ) from error
-  if not kept or sorted({*kept} & {*every}) != [*kept]:
+  if not numbers or sorted({*numbers} & {*every}) != [*numbers]:
     raise ValueError(
       f'layers {layers!r} should be some of 0 to {count - 1}, ascending'
     )
-  return kept
+  return numbers
 
 
-def _shortened(config: Config, field: str, kept: Sequence[int]) -> Config:
-  """Returns the sizes of a model whose decoder has only the layers `kept`."""
+def _shortened(config: Config, field: str, layers: Sequence[int]) -> Config:
+  """Returns the sizes of a model whose decoder has only these layers."""
   family = families.of(config)
-  if not family.has_equal_layers and len(kept) < getattr(config, field):
+  if not family.has_equal_layers and len(layers) < getattr(config, field):
     raise ValueError(
-      f'layers {kept}: those of a {family.name} differ, and some read the keys '
-      'of others; leave layers out, for all of them'
+      f'layers {layers}: those of a {family.name} differ, and some read the '
+      'keys of others; leave layers out, for all of them'
     )
-  sizes: dict[str, Any] = {field: len(kept)}
+  sizes: dict[str, Any] = {field: len(layers)}
   # `windows` lists those of the first layers, and repeats.
   if windows := getattr(config, 'windows', ()):
-    own = tuple(windows[i % len(windows)] for i in kept)
+    window_of = lambda layer: windows[layer % len(windows)]
+    decoder_windows = tuple(map(window_of, layers))
     if not families.has_encoder(config):
-      sizes['windows'] = own
-    elif own != tuple(windows[i % len(windows)] for i in range(len(kept))):
-      raise ValueError(f'layers {kept}: windows of the encoder would change')
+      sizes['windows'] = decoder_windows
+    elif decoder_windows != tuple(map(window_of, range(len(layers)))):
+      raise ValueError(f'layers {layers}: windows of the encoder would change')
   return dataclasses.replace(config, **sizes)
 
 
 def _params(
   target: Arrays,
   branch: str,
-  kept: Sequence[int],
+  layers: Sequence[int],
   bits: Bits,
   *,
   is_tied: bool,
@@ -124,9 +125,11 @@ def _params(
   """Takes the drafter's parameters, or their shapes, from a target's."""
   stack = target[branch] if branch else target
   # With layers 0 and 2, `layers_2` becomes `layers_1`.
-  stack = {k: x for k, x in stack.items() if not k.startswith('layers_')} | {
-    f'layers_{i}': stack[f'layers_{layer}'] for i, layer in enumerate(kept)
+  renumbered = {
+    f'layers_{i}': stack[f'layers_{layer}'] for i, layer in enumerate(layers)
   }
+  rest = {k: x for k, x in stack.items() if not k.startswith('layers_')}
+  stack = rest | renumbered
   params = {**target, branch: stack} if branch else stack
   keep = {'encoder', 'per_layer_embedder'}
   if not is_tied:

@@ -34,9 +34,11 @@ class SpecDrafter:
         f'{target.name} has none: give a draft_model of another kind'
       )
     # It was trained for one target, and has the same padding.
-    own, num_logits = config.vocab_size, target.config.vocab_size
-    if own != num_logits:
-      raise ValueError(f'the target has {num_logits} logits, the drafter {own}')
+    num_logits, target_logits = config.vocab_size, target.config.vocab_size
+    if num_logits != target_logits:
+      raise ValueError(
+        f'the target has {target_logits} logits, the drafter {num_logits}'
+      )
     drafter = drafters.spec_drafter(
       families.bind(target.config, config, width=gamma + 1).model,
       gamma=gamma,

@@ -32,16 +32,16 @@ class Suffix:
     # Made when it is asked for: decoders of other gammas share the first one's.
     @functools.cache
     def pool() -> drafters.Pool:
-      made, path = text_pool.empty(self.pool_size), self.suffix_text
+      empty, path = text_pool.empty(self.pool_size), self.suffix_text
       # A dry run has no vocabulary, and reads nothing.
       if not path or target.vocabulary is None:
-        return made
+        return empty
       text = text_files.tokens_of_file(
         path, target.vocabulary, option='suffix_text'
       )
       if text.max(initial=0) >= target.vocab_size:
         raise ValueError(f'suffix_text {path} has tokens that the model lacks')
-      return text_pool.remember(made, [text.tolist()])
+      return text_pool.remember(empty, [text.tolist()])
 
     drafter = drafters.suffix(gamma=lengths.fixed(length))
-    return Drafting(drafter=drafter, join=lambda target, own: pool())
+    return Drafting(drafter=drafter, join=lambda *params: pool())
