@@ -10,7 +10,8 @@ import specdec_jax
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.cli import from_flags, options
 from specdec_jax.measure import timing
-from tests.assembly.test_api import TEXTS, folder  # noqa: F401
+from tests.assembly.conftest import folder  # noqa: F401
+from tests.assembly.tiny_api import TEXTS
 from tests.cli.test_model_options import bare, beside  # noqa: F401
 
 
