@@ -27,7 +27,7 @@ from specdec_jax.assembly.drafters import DrafterChoice
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
@@ -165,7 +165,7 @@ def target_info(model: Any, temperature: float) -> Target:
     name=model.name,
     config=model.config,
     vocabulary=model.vocabulary,
-    sampling=Sampling(temperature=temperature),
+    sampling=TextSettings(temperature=temperature),
   )
 
 
@@ -204,7 +204,7 @@ def decoder(
     model,
     drafter=drafter,
     rule=rule,
-    sampling=Sampling(temperature=temperature),
+    sampling=TextSettings(temperature=temperature),
   )
   own = made.parts.drafting.join(params.target, params.drafter)
   return dataclasses.replace(made, params=Params(params.target, own))

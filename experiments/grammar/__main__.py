@@ -24,6 +24,7 @@ from experiments.report import Cells, Table
 from experiments.suite import examples
 from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.completions import Completion
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.measure import stopwatch
 
 MODULE = 'experiments.grammar'
@@ -152,7 +153,7 @@ def costs(max_new_tokens: int, repeats: int) -> Table:
       settings = running.DecodeSettings(
         max_new_tokens=max_new_tokens,
         chat=True,
-        json_schema=schema or None,
+        text=TextSettings(json_schema=schema or None),
       )
       [batch] = packing.pack(decoder, [TASK.format(PEOPLE[0])], settings)
       decode = running.compile_decode(decoder, batch, settings)

@@ -17,7 +17,7 @@ from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.drafters import NoDrafter, Quantized
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params
 from specdec_jax.drafters.always_full import always_full
 from specdec_jax.measure import calibration, loops, stopwatch
@@ -71,7 +71,7 @@ def _accepted(name: str, temperature: float, num_new: int) -> list[Cells]:
   decoder = decoder_lib.build(
     Model(checkpoint=name, dtype='float32'),
     drafter=NoDrafter(),
-    sampling=Sampling(temperature=temperature),
+    sampling=TextSettings(temperature=temperature),
   )
   choices = _choices(families.num_layers(decoder.config)[-1])
   made = [

@@ -14,7 +14,7 @@ from specdec_jax.assembly.lengths import AUTO, gamma_number
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import by_name, option, options_of
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.launch.numbers import fraction, positive_int
 from specdec_jax.models import presets
 
@@ -121,13 +121,13 @@ class Settings:
     """Makes the acceptance rule."""
     return parsed('verification', RULES, self.verification)
 
-  def sampling(self, temperature: float) -> Sampling:
+  def sampling(self, temperature: float) -> TextSettings:
     """Makes the sampling at a temperature, greedy without limits at 0."""
     names = ('top_k', 'top_p', 'min_p')
     limits = {name: getattr(self, name) for name in names}
     if not temperature and max(self.temperatures):
       limits = {}
-    return Sampling(temperature=temperature, **limits)
+    return TextSettings(temperature=temperature, **limits)
 
   def drafter(self, text: str, folder: Path) -> DrafterChoice:
     """Makes the choice that `text` of `drafters` stands for, whose model is of

@@ -20,7 +20,7 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Fixed, Length, LengthChoice
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Drafter, LanguageModel, Params
 from specdec_jax.contrib.top_beta.choice import TopBeta
 from specdec_jax.decoding import autoregressive, speculative
@@ -185,7 +185,7 @@ def greedy(pair: Pair) -> Way:
   target = families.language_model(pair.layout.config)
   method = Method(
     target=target,
-    logits_to_probs=Sampling().to_probs(vocabulary.vocab_size),
+    logits_to_probs=TextSettings().to_probs(vocabulary.vocab_size),
     eos_id=vocabulary.eos_ids,
   )
 

@@ -15,10 +15,10 @@ from specdec_jax.assembly import (
   packing,
   running,
   settled_gamma,
+  text_settings,
   usual,
 )
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
@@ -93,11 +93,11 @@ def load(
       `Decoder.at(0)` gives; see docs/exactness.md. `generate` first tests that
       the compiler keeps to it.
     **options: fields of the drafter and of the rule, such as `gamma`,
-      `max_ngram` or `lenience`, `typical_p`, and fields of
-      `assembly.processing.Processing`, such as `repetition_penalty`. Without
-      `gamma` it is the one that was measured to be fastest on this machine,
-      and if none was measured, plain decoding; `Completion.gamma` is what
-      served a text, `Decoder.gammas` has the reason.
+      `max_ngram` or `lenience`, and fields of
+      `assembly.text_settings.TextSettings`, such as `typical_p` and
+      `repetition_penalty`. Without `gamma` it is the one that was measured to
+      be fastest on this machine, and if none was measured, plain decoding;
+      `Completion.gamma` is what served a text, `Decoder.gammas` has the reason.
 
   Raises:
     ValueError: if a model cannot be read, the choices do not fit together, or
@@ -126,7 +126,7 @@ def load(
     )
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
-  sampling = sampling_lib.taken(
+  sampling = text_settings.taken(
     options, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
   )
   options = option_fields.plain(options)
@@ -149,7 +149,7 @@ def of_network(
   """Makes a decoder of a network whose weights are at hand, with their shapes
   in place of them; `name` is what errors call it, all else is as in `load`."""
   options = option_fields.plain(options)
-  sampling = sampling_lib.taken(options)
+  sampling = text_settings.taken(options)
   choice, rule = choices(drafter, draft, verification, options)
   if isinstance(choice.length, Auto) and choice.length.usual is None:
     # It is measured on files and kept by their digests.
@@ -188,7 +188,7 @@ def choices(
     option_names += field_names(rule)
   for name in options:
     if name not in option_names:
-      hint = did_you_mean(name, (*option_names, *sampling_lib.NAMES))
+      hint = did_you_mean(name, (*option_names, *text_settings.NAMES))
       raise ValueError(
         f'no option of this drafter and rule is called {name!r}; they have '
         f'{", ".join(option_names) or "none"}{hint}'
@@ -248,8 +248,8 @@ def generate(
     measure_gamma: before decoding, if no gamma was given to `load`, decodes the
       first texts (128 rows at most) with several gammas and takes the fastest,
       which later runs remember.
-    **processors: `typical_p`, and fields of `assembly.processing.Processing`,
-      which change logits by the text before them, such as `repetition_penalty`.
+    **processors: further fields of `assembly.text_settings.TextSettings`, such
+      as `typical_p` and `repetition_penalty`.
 
   Returns:
     An iterator over a completion per text, in their order; each batch is
@@ -262,7 +262,7 @@ def generate(
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
-  sampling_lib.check_names(processors)
+  text_settings.check_names(processors)
   inputs = _prompts(texts, tools, chat_template_kwargs, chat=chat)
   mesh.check_devices(num_devices)
   of_all, of_texts = packing.by_text(
@@ -282,7 +282,13 @@ def generate(
     'top_logprobs': top_logprobs,
   }
   of_all |= option_fields.plain(of_batches)
-  settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
+  settings = DecodeSettings(
+    text=text_settings.taken(of_all),
+    texts=of_texts,
+    chat=chat,
+    system=system,
+    **of_all,
+  )
   if not inputs:
     return iter(())
   settings = settings.for_rows(len(inputs))
@@ -371,12 +377,18 @@ def stream(
   Returns:
     A stream that yields the pieces; then its `completion` has all of it.
   """
-  sampling_lib.check_names(options)
+  text_settings.check_names(options)
   inputs = _prompts([text], tools, chat_template_kwargs, chat=chat)
   of_all, of_texts = packing.by_text(
     1, max_new_tokens=max_new_tokens, seed=seed, stop=stop, **options
   )
-  settings = DecodeSettings(chat=chat, system=system, texts=of_texts, **of_all)
+  settings = DecodeSettings(
+    text=text_settings.taken(of_all),
+    texts=of_texts,
+    chat=chat,
+    system=system,
+    **of_all,
+  )
   [batch] = packing.pack(decoder, inputs, settings)
   decoder = settled_gamma.settled(decoder, batch, settings, _log.info)
   params, (prefill, *loop) = running.compiled(

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.stages import Compiled
 
-from specdec_jax.assembly import constraints, models
+from specdec_jax.assembly import models
 from specdec_jax.assembly import recipe as recipe_lib
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.gamma_memory import RememberedGamma
@@ -19,7 +19,7 @@ from specdec_jax.assembly.models import Model, Waiting
 from specdec_jax.assembly.option_fields import hashable
 from specdec_jax.assembly.recipe import Parts, Recipe, parts_of
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.formats import Shardings
@@ -90,7 +90,7 @@ class Decoder:
   recipe: Recipe
   parts: Parts
   params: Params = dataclasses.field(repr=False)
-  sampling: Sampling
+  sampling: TextSettings
   auto: Auto | None = None
   stop: tuple[str, ...] = ()
   cache: Cache = dataclasses.field(default_factory=Cache, repr=False)
@@ -224,7 +224,8 @@ class Decoder:
   def ranked_drafter(self, num_children: int) -> Drafter:
     """Makes a drafter of trees of depth 1, the likeliest tokens first."""
     # Ranks are of the drafter's own distribution, whatever is sampled.
-    greedy = dataclasses.replace(self.parts.target_info, sampling=Sampling())
+    target_info = self.parts.target_info
+    greedy = dataclasses.replace(target_info, sampling=TextSettings())
     tree = Tree((0,) * num_children)
     return self.recipe.drafter.make(greedy, tree).drafter
 
@@ -254,7 +255,8 @@ class Decoder:
     drafting = self.parts.drafting
     models_by_role = {'target': self.model, 'drafter': drafting.model}
     stated: list[object] = [self.config, drafting.config, self.sampling]
-    if (grammar := constraints.stated_text(self.sampling)) is not None:
+    grammar = self.sampling.grammar_text()
+    if grammar is not None:
       stated.append(grammar)
     texts = {
       'sizes and sampling': repr([*stated, self.parts.target_info.eos_id]),
@@ -277,7 +279,7 @@ def outline(
   *,
   drafter: DrafterChoice,
   rule: Rule = SpeculativeSampling(),
-  sampling: Sampling = Sampling(),
+  sampling: TextSettings = TextSettings(),
   is_dry_run: bool = False,
   exact_bits: bool = False,
 ) -> Decoder:
@@ -304,7 +306,7 @@ def outline(
   if vocabulary is not None and not model.is_random:
     path = loading.locate(model.checkpoint)
     loading.warn_of(path)
-    sampling = sampling.with_defaults(*generation_config.stated(path))
+    sampling = _with_stated(sampling, *generation_config.stated(path))
     stop, vocabulary = split_stops(
       generation_config.read_stops(path), vocabulary
     )
@@ -321,6 +323,21 @@ def outline(
   return dataclasses.replace(decoder, stop=stop)
 
 
+def _with_stated(
+  sampling: TextSettings, path: str, stated: Mapping[str, Any]
+) -> TextSettings:
+  """Adds what a file states of sampling, and the user does not.
+
+  ValueError, which names the file, if a value is out of range.
+  """
+  explicit = sampling.explicit()
+  added = {name: x for name, x in stated.items() if name not in explicit}
+  try:
+    return sampling.over(TextSettings(**added))
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+
+
 def assembled(
   model: Model,
   config: families.Config,
@@ -328,7 +345,7 @@ def assembled(
   *,
   drafter: DrafterChoice,
   rule: Rule,
-  sampling: Sampling,
+  sampling: TextSettings,
   length: LengthChoice,
   exact_bits: bool = False,
 ) -> Decoder:
@@ -353,7 +370,7 @@ def assembled(
     recipe=recipe,
     parts=parts,
     params=Params(target=target_shapes),
-    sampling=sampling,
+    sampling=sampling.over(TextSettings(temperature=0.0)),
     auto=auto,
     cache=Cache(parts={recipe: parts}),
   )
@@ -423,7 +440,7 @@ def build(
   *,
   drafter: DrafterChoice,
   rule: Rule = SpeculativeSampling(),
-  sampling: Sampling = Sampling(),
+  sampling: TextSettings = TextSettings(),
   exact_bits: bool = False,
   waiting: Waiting = contextlib.nullcontext,
 ) -> Decoder:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays
-from specdec_jax.assembly import running, sampling
+from specdec_jax.assembly import packed_settings, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.base import Array, Arrays, Context, Draft, Params, Prompt
 from specdec_jax.decoding import state as state_lib
@@ -67,7 +67,7 @@ def of_batch(
     return None
   prompt, num_devices = batch.prompt, settings.num_devices
   usual = [decoder.sampling] * prompt.row_ids.size
-  how = prompt.sampling or sampling.of_rows(usual, len(usual))
+  how = prompt.sampling or packed_settings.sampling_of_rows(usual, len(usual))
   temperature: Arrays = np.array(how.temperature)
   temperature[temperature == 0] = 1
   how = dataclasses.replace(how, temperature=temperature)

@@ -8,24 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.assembly import processing
-from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly import packed_settings, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.option_fields import plain
 from specdec_jax.assembly.running import DecodeSettings, row_keys
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
-
-# Settings whose value for a single text is a list, nested so many times.
-_DEPTHS = {
-  'stop': 1,
-  'suppress_tokens': 1,
-  'begin_suppress_tokens': 1,
-  'forced_eos_token_id': 1,
-  'forced_decoder_ids': 2,
-  'bad_words_ids': 2,
-  'sequence_bias': 3,
-}
 
 
 def by_text(
@@ -41,7 +29,7 @@ def by_text(
   lists = {
     name: value
     for name, value in settings.items()
-    if _depth(value) > _DEPTHS.get(name, 0)
+    if _depth(value) > running.depth(name)
     # No list that is a value of one text has these in it.
     or (
       isinstance(value, list)
@@ -111,7 +99,7 @@ def pack(
     for i, text in enumerate(settings_of)
     for j in range(num_samples)
   ]
-  process = processing.packer(
+  process = packed_settings.packer(
     samplings,
     eos_ids=decoder.parts.target_info.eos_id,
     vocab_size=decoder.parts.target_info.vocab_size,
@@ -121,7 +109,9 @@ def pack(
   packed = []
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
-    sampling = sampling_lib.of_rows(samplings[part], settings.num_rows)
+    sampling = packed_settings.sampling_of_rows(
+      samplings[part], settings.num_rows
+    )
     prompt = dataclasses.replace(
       process(range(len(samplings))[part], batch.prompt),
       sampling=None if is_greedy else sampling,

@@ -8,7 +8,7 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Fixed, Length
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.decoding import exact_bits
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
@@ -39,7 +39,7 @@ class Recipe:
   model: Model
   drafter: DrafterChoice
   rule: Rule
-  sampling: Sampling
+  sampling: TextSettings
   length: Length
   exact_bits: bool = False
   is_plain: bool = False

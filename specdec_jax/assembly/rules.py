@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from specdec_jax import verification
 from specdec_jax.assembly.option_fields import option
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Array, Draft, Tree, Verification, VerifyFn
 from specdec_jax.launch.numbers import fraction
 from specdec_jax.lazy import LazyTable
@@ -29,7 +29,7 @@ class Judge(NamedTuple):
   """
 
   name: str
-  sampling: Sampling
+  sampling: TextSettings
   for_chain: VerifyFn | None = None
   for_tree: Callable[..., Verification] | None = None
   is_lossless: bool = True
@@ -50,7 +50,7 @@ class Rule(Protocol):
   """A rule as users choose it; `judge` raises ValueError if the rule does not
   support the sampling."""
 
-  def judge(self, sampling: Sampling) -> Judge: ...
+  def judge(self, sampling: TextSettings) -> Judge: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class SpeculativeSampling:
 
   lenience: float = option(1.0, _LENIENCE, type=fraction)
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     is_lossless = self.lenience == 1
     if sampling.is_greedy and not is_lossless:
       raise ValueError(
@@ -99,7 +99,7 @@ class Greedy:
 
   lenience: float = option(1.0, _LENIENCE, type=fraction)
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     check_greedy('greedy', sampling)
     is_lossless = self.lenience == 1
     return Judge(
@@ -115,7 +115,7 @@ class Greedy:
 class Block:
   """`verification.block_verification`."""
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     return Judge('block', sampling, verification.block_verification)
 
 
@@ -123,7 +123,7 @@ class Block:
 class Traversal:
   """`verification.traversal`, for trees alone."""
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     return Judge('traversal', sampling, for_tree=verification.traversal)
 
 
@@ -131,7 +131,7 @@ class Traversal:
 class TargetSampleWalk:
   """`verification.target_sample_walk`, for trees alone."""
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     rule = verification.target_sample_walk
     return Judge('target_sample_walk', sampling, for_tree=rule)
 
@@ -145,7 +145,7 @@ class Custom:
   function: VerifyFn
   temperature: float | None = None
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     name = getattr(self.function, '__name__', 'the rule')
     # A reference of gin is another function with the same name.
     if name == 'greedy':
@@ -180,13 +180,13 @@ def __getattr__(name: str) -> Any:
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 
-def at_temperature_one(sampling: Sampling) -> Sampling:
+def at_temperature_one(sampling: TextSettings) -> TextSettings:
   """Returns the sampling at temperature 1, for rules that compare
   probabilities although decoding is greedy."""
   return dataclasses.replace(sampling, temperature=1.0)
 
 
-def check_greedy(name: str, sampling: Sampling) -> None:
+def check_greedy(name: str, sampling: TextSettings) -> None:
   """Raises ValueError unless the target is decoded greedily."""
   if not sampling.is_greedy:
     raise ValueError(

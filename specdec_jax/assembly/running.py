@@ -10,15 +10,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from specdec_jax.assembly import recording
+from specdec_jax.assembly import recording, text_settings
 from specdec_jax.assembly.decoder import Decoder, ProgramKey
-from specdec_jax.assembly.sampling import (
-  LIMITS,
-  NAMES,
-  Options,
-  Sampling,
-  overriding,
-)
+from specdec_jax.assembly.text_settings import DRAWN, NAMES, TextSettings
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding import exact_bits, step_values
 from specdec_jax.decoding.program import Part, Program
@@ -42,19 +36,33 @@ _ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
 # Settings that each text may have for itself.
 PER_TEXT = ('max_new_tokens', *NAMES, 'seed', 'stop')
 
+_UNSET = TextSettings()
+
+
+def depth(name: str) -> int:
+  """Returns how many levels of lists a value of a setting of a text has."""
+  if name in NAMES:
+    return text_settings.depth(name)
+  return 1 if name == 'stop' else 0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeSettings(Options):
+class DecodeSettings:
   """The settings of a decode, beside its decoder; see `api.generate`.
 
-  `texts` has settings of single texts, by the names of `PER_TEXT`, for all
-  texts or for none; `stop` is None for the decoder's own; `call` calls whatever
-  takes long. Raises ValueError if a number is out of range, a string is empty,
-  or two settings do not go together.
+  Raises ValueError if a number is out of range, a string is empty, or two
+  settings do not go together.
+
+  Attributes:
+    text: how all texts are sampled; what it does not state is the decoder's.
+    texts: settings of single texts, by the names of `PER_TEXT`, in place of
+      those of all; for all texts or for none.
+    stop: strings that end a text; None for the decoder's own.
+    call: calls whatever takes long.
   """
 
   max_new_tokens: int
-  temperature: float | None = None  # type: ignore[assignment]
+  text: TextSettings = _UNSET
   batch_size: int = 1
   chat: bool = False
   system: str | None = None
@@ -105,8 +113,11 @@ class DecodeSettings(Options):
 
   def of_text(self, i: int) -> 'DecodeSettings':
     """Returns the settings of one text; ValueError if one is out of range."""
-    overrides = overriding(self.texts[i] if self.texts else {})
-    return dataclasses.replace(self, texts=(), **overrides)
+    if not self.texts:
+      return self
+    overrides = dict(self.texts[i])
+    text = text_settings.taken(overrides).over(self.text)
+    return dataclasses.replace(self, text=text, texts=(), **overrides)
 
   @property
   def most_new_tokens(self) -> int:
@@ -115,14 +126,12 @@ class DecodeSettings(Options):
     limits = [text.get('max_new_tokens', usual) for text in self.texts]
     return max(limits, default=usual)
 
-  def sampling(self, usual: Sampling) -> Sampling:
-    """Returns how a text is sampled, as `usual` where these settings say
-    nothing; ValueError if a value is out of range, or has no effect."""
-    values = {name: getattr(self, name) for name in NAMES}
-    overrides = {name: x for name, x in values.items() if x is not None}
-    sampling = dataclasses.replace(usual, **overriding(overrides))
+  def sampling(self, usual: TextSettings) -> TextSettings:
+    """Returns how a text is sampled, as `usual` where these settings state
+    nothing; ValueError if a setting has no effect."""
+    sampling = self.text.over(usual)
     # The decoder's own were checked as its rule reads them.
-    if not {'temperature', *LIMITS}.isdisjoint(overrides):
+    if not self.text.explicit().keys().isdisjoint(DRAWN):
       sampling.check_is_used()
     sampling.check_has_room('max_new_tokens', self.max_new_tokens)
     return sampling

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec_jax.assembly.sampling import LIMITS
+from specdec_jax.assembly.text_settings import LIMITS
 from specdec_jax.audit import audit
 from specdec_jax.audit import decoder_audit as auditing
 from specdec_jax.audit.auditing import MAX_PREFIXES

@@ -16,9 +16,9 @@ from specdec_jax.assembly import (
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import chosen, options_of
+from specdec_jax.assembly.option_fields import chosen
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import NAMES, TextSettings
 from specdec_jax.base import Tree
 from specdec_jax.cli import outputs
 from specdec_jax.files import text_lines
@@ -38,7 +38,7 @@ class Choices:
   model: Model
   drafter: DrafterChoice
   rule: Rule
-  sampling: Sampling
+  sampling: TextSettings
   exact_bits: bool = False
 
   def build(self) -> decoder.Decoder:
@@ -55,10 +55,8 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   settings(args)  # Raises for settings that exclude each other.
   revision = '' if args.revision is None else f'@{args.revision}'
   rule = chosen('verification', RULES, args.verification, vars(args))
-  # Each of these flags is an option of `Sampling`, see `options.add_sampling`.
-  sampling = Sampling(
-    **{name: getattr(args, name) for name in options_of(Sampling)}
-  )
+  # Each of these flags is a field, see `options.add_sampling`.
+  sampling = TextSettings(**{name: getattr(args, name) for name in NAMES})
   judge = rule.judge(sampling)
   # Some commands lack the flag.
   exact_bits = getattr(args, 'exact_bits', False)
@@ -113,7 +111,7 @@ def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
 
 def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Returns the settings of a decode."""
-  # Sampling flags configure the decoder; as settings they stay unset.
+  # Flags of sampling configure the decoder, and are not repeated here.
   return running.DecodeSettings(
     max_new_tokens=args.max_new_tokens,
     seed=args.seed,
@@ -219,7 +217,7 @@ def texts_alone(lines: Sequence[prompts.Line]) -> list[prompts.Text]:
 def _fields(
   line: prompts.Line,
   how: running.DecodeSettings,
-  sampling: Sampling,
+  sampling: TextSettings,
   num_samples: int,
 ) -> dict[str, Any]:
   """Returns the settings of a line of --prompts, checked.

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.launch import gin_launch
 from specdec_jax.launch.numbers import json_object, positive_int
 from specdec_jax.launch.spelling import did_you_mean
@@ -217,11 +217,13 @@ def add_flags(
 def add_sampling(parser: argparse.ArgumentParser) -> Group:
   """Adds options of sampling; returns the group."""
   group = parser.add_argument_group('sampling')
-  for name, field in options_of(Sampling).items():
+  for name, field in options_of(TextSettings).items():
     value_type, text = field.metadata['type'], field.metadata['help']
     group.add_argument(
       f'--{name}', type=value_type, default=field.default, help=text
     )
+  # Reports state the temperature.
+  parser.set_defaults(temperature=0.0)
   group.add_argument('--seed', type=int, default=0, help='random seed')
   return group
 

@@ -11,8 +11,7 @@ from specdec_jax.assembly import packing, rules, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import field_names
-from specdec_jax.assembly.sampling import NAMES, Options, Sampling
+from specdec_jax.assembly.text_settings import NAMES, TextSettings
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -29,8 +28,9 @@ _SIZES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding(Options):
-  """How to decode; gin binds the fields.
+class Decoding(TextSettings):
+  """How to decode; gin binds the fields, and those of `TextSettings`, under one
+  name.
 
   Attributes:
     make_drafter: returns the drafter, of `assembly.drafters`.
@@ -52,6 +52,7 @@ class Decoding(Options):
       best.
   """
 
+  temperature: float = 0.0  # type: ignore[assignment]
   make_drafter: Callable[[], DrafterChoice] = NoDrafter
   make_rule: Callable[[], rules.Rule] = rules.SpeculativeSampling
   seed: int = 0
@@ -65,6 +66,7 @@ class Decoding(Options):
   return_all_decodes: bool = False
 
   def __post_init__(self):
+    super().__post_init__()
     for field in _SIZES:
       if (size := getattr(self, field)) is not None:
         running.check_count(field, size)
@@ -117,8 +119,8 @@ class Decoding(Options):
     return -(-self.batch_size // self.num_samples)
 
   @property
-  def sampling(self) -> Sampling:
-    return Sampling(**{n: getattr(self, n) for n in field_names(Sampling)})
+  def sampling(self) -> TextSettings:
+    return TextSettings(**self.explicit())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ class Job:
   targets_length: int
   mode: str
   mesh: Mesh
-  samplings: Mapping[str, Sampling] | None = None
+  samplings: Mapping[str, TextSettings] | None = None
 
   @property
   def is_scored(self) -> bool:
@@ -151,7 +153,7 @@ class Job:
     """The sizes of prompts; ValueError for a dry run, without a vocabulary."""
     samplings = self.samplings or {'{}': self.decoder.sampling}
     if self.is_scored:
-      samplings = dict.fromkeys(samplings, Sampling())
+      samplings = dict.fromkeys(samplings, TextSettings())
     return Layout(
       config=self.decoder.config,
       vocabulary=self.decoder.vocabulary,

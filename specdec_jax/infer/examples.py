@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from specdec_jax.assembly import option_fields, processing, running
-from specdec_jax.assembly import sampling as sampling_lib
-from specdec_jax.assembly.sampling import Drawing, Sampling, overriding
+from specdec_jax.assembly import packed_settings, running, text_settings
+from specdec_jax.assembly.text_settings import DRAWN, TextSettings
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
 from specdec_jax.models import families
@@ -56,8 +55,8 @@ class Layout:
   inputs_length: int
   targets_length: int
   is_scored: bool = False
-  samplings: Mapping[str, Sampling] = dataclasses.field(
-    default_factory=lambda: {'{}': Sampling()}
+  samplings: Mapping[str, TextSettings] = dataclasses.field(
+    default_factory=lambda: {'{}': TextSettings()}
   )
 
   @property
@@ -88,30 +87,30 @@ def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
     )
 
 
-def samplings(task: Task, usual: Sampling) -> dict[str, Sampling]:
+def samplings(task: Task, usual: TextSettings) -> dict[str, TextSettings]:
   """Returns the sampling of a task's examples, by their settings; ValueError
   for a wrong setting, or one that all rows of a batch must share."""
   by_settings = {'{}': usual}
   # A misspelt name is an error even if no example has it.
-  sampling_lib.check_names(task.settings_fields)
+  text_settings.check_names(task.settings_fields)
   for i, example in enumerate(task.read() if task.settings_fields else (), 1):
     fields = json.loads(example.settings)
     try:
-      sampling = dataclasses.replace(usual, **overriding(fields))
+      settings = TextSettings(**fields)
+      sampling = settings.over(usual)
       by_settings[example.settings] = sampling
       # The default limits were checked with the rule.
-      if not {'temperature', *sampling_lib.LIMITS}.isdisjoint(fields):
+      if not settings.explicit().keys().isdisjoint(DRAWN):
         sampling.check_is_used()
     except (TypeError, ValueError) as error:
       raise ValueError(f'example {i}: {error}') from error
   return by_settings
 
 
-def are_drawn_alike(samplings: Mapping[str, Sampling]) -> bool:
+def are_drawn_alike(samplings: Mapping[str, TextSettings]) -> bool:
   """Returns whether all samplings have the same temperature and limits."""
-  names = option_fields.field_names(Drawing)
-  of = lambda sampling: tuple(getattr(sampling, name) for name in names)
-  return len(set(map(of, samplings.values()))) == 1
+  drawings = {sampling.drawing for sampling in samplings.values()}
+  return len(drawings) == 1
 
 
 def encode(
@@ -225,7 +224,7 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   numbers = {settings: i for i, settings in enumerate(layout.samplings)}
   samplings = [*layout.samplings.values()]
   is_alike = are_drawn_alike(layout.samplings)
-  process = processing.packer(
+  process = packed_settings.packer(
     samplings,
     eos_ids=layout.vocabulary.eos_ids,
     vocab_size=layout.config.vocab_size,
@@ -246,7 +245,9 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
     prompt = process(setting_ids, prompt)
     if is_alike:
       return prompt
-    drawn = sampling_lib.of_rows([samplings[i] for i in setting_ids], len(rows))
+    drawn = packed_settings.sampling_of_rows(
+      [samplings[i] for i in setting_ids], len(rows)
+    )
     return dataclasses.replace(prompt, sampling=drawn)
 
   return pack

@@ -12,7 +12,7 @@ from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter, shown
 from specdec_jax.assembly.option_fields import options_of
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params, Prompt
 from specdec_jax.launch import platforms, progress
 from specdec_jax.measure import loops as loops_lib
@@ -70,7 +70,7 @@ def plain(decoder: Decoder, dtype: str) -> Decoder:
   return decoder_lib.build(
     dataclasses.replace(decoder.model, dtype=dtype),
     drafter=NoDrafter(),
-    sampling=Sampling(),
+    sampling=TextSettings(),
     waiting=progress.waiting,
   )
 
@@ -98,7 +98,7 @@ def configuration(
   names = (
     *('verification', 'seed', 'batch_size'),
     *('num_devices', 'max_new_tokens', 'repeats'),
-    *('dtype', 'weights', 'cache_dtype', *options_of(Sampling)),
+    *('dtype', 'weights', 'cache_dtype', *options_of(TextSettings)),
   )
   # `sequence_bias` has tuples as keys, which JSON does not allow.
   as_json = lambda value: str(value) if isinstance(value, dict) else value

@@ -20,7 +20,7 @@ from specdec_jax import trees, verification
 from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder, own_params
 from specdec_jax.assembly.lengths import Fixed, Length
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Drafter, Params, Prompt, Tree
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeState
@@ -70,7 +70,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
   if isinstance(length, Tree):
     # Trees consist of the likeliest tokens, as in the measurement of rank
     # rates.
-    target_info = dataclasses.replace(target_info, sampling=Sampling())
+    target_info = dataclasses.replace(target_info, sampling=TextSettings())
   drafting = decoder.recipe.drafter.make(target_info, length)
   target = models.param_shapes(decoder.model, decoder.config)
   mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
@@ -281,7 +281,8 @@ def _drafts(decoder: Decoder, tree: Tree) -> bool:
   """Returns whether a decoder's drafter drafts this tree."""
   if not decoder.drafter.gamma:
     return False
-  greedy = dataclasses.replace(decoder.parts.target_info, sampling=Sampling())
+  target_info = decoder.parts.target_info
+  greedy = dataclasses.replace(target_info, sampling=TextSettings())
   try:
     return decoder.recipe.drafter.make(greedy, tree).drafter.tree == tree
   except ValueError:

@@ -16,7 +16,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import AnyConfig
@@ -136,7 +136,7 @@ def decoder_of(
     drafter=chosen(
       'drafter', DRAFTERS, drafter, {**options, 'model': draft_model}
     ),
-    sampling=Sampling(temperature=1.0),
+    sampling=TextSettings(temperature=1.0),
     is_dry_run=True,
   )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specdec_jax import lazy
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import temperature
+from specdec_jax.assembly.text_settings import temperature
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.files import replacing

@@ -10,7 +10,7 @@ pytest.importorskip('tokenizers')
 
 import specdec_jax
 from specdec_jax.assembly import running
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from tests.assembly.tiny_api import NUM_NEW, TEXTS, generate
 
 
@@ -36,7 +36,7 @@ def test_a_text_has_settings_of_its_own(decoder, completions):
   # A decoder that was loaded so decodes so.
   same = {'temperature': 1.5, 'top_p': 0.8, 'seed': 3}
   sampled = dataclasses.replace(
-    decoder.sampled, sampling=Sampling(temperature=1.5, top_p=0.8)
+    decoder.sampled, sampling=TextSettings(temperature=1.5, top_p=0.8)
   )
   [one, _] = generate(sampled, TEXTS[:2], seed=3)
   assert (
@@ -144,13 +144,16 @@ def test_lenient_greedy_decodes_with_the_limits_that_its_rule_reads(folder):
 
 
 def test_either_name_of_the_least_length_clears_the_other():
-  def least(stated, **given):
-    settings = running.DecodeSettings(max_new_tokens=40, **given)
-    made = settings.sampling(Sampling(**stated))
+  def least(stated, **fields):
+    usual = TextSettings(**stated)
+    settings = running.DecodeSettings(
+      max_new_tokens=40, text=TextSettings(**fields)
+    )
+    sampling = settings.sampling(usual)
     # The same of a text with settings of its own.
-    whole = running.DecodeSettings(max_new_tokens=40, texts=[given])
-    assert whole.of_text(0).sampling(Sampling(**stated)) == made
-    return made.min_length, made.min_new_tokens
+    by_text = running.DecodeSettings(max_new_tokens=40, texts=[fields])
+    assert by_text.of_text(0).sampling(usual) == sampling
+    return sampling.min_length, sampling.min_new_tokens
 
   assert least({'min_length': 30}, min_new_tokens=0) == (None, 0)
   assert least({'min_new_tokens': 20}, min_length=5) == (5, None)
@@ -158,9 +161,11 @@ def test_either_name_of_the_least_length_clears_the_other():
   assert least({}, min_length=5, min_new_tokens=3) == (5, 3)
   # Of all texts one name, of a text the other.
   both = running.DecodeSettings(
-    max_new_tokens=40, min_length=30, texts=[{'min_new_tokens': 2}, {}]
+    max_new_tokens=40,
+    text=TextSettings(min_length=30),
+    texts=[{'min_new_tokens': 2}, {}],
   )
-  found = [both.of_text(i).sampling(Sampling()) for i in range(2)]
+  found = [both.of_text(i).sampling(TextSettings()) for i in range(2)]
   assert [(x.min_length, x.min_new_tokens) for x in found] == [
     (None, 2),
     (30, None),

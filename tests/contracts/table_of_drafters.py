@@ -16,7 +16,7 @@ from specdec_jax import drafters, lazy
 from specdec_jax.assembly.drafters import Quantized
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.drafters import text_pool
 from specdec_jax.models.drafting import block_decoder
@@ -169,7 +169,7 @@ TARGET = Target(
   name='toy',
   config=TARGET_CONFIG,
   vocabulary=None,
-  sampling=Sampling(temperature=1.0),
+  sampling=TextSettings(temperature=1.0),
 )
 
 

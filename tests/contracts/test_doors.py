@@ -8,7 +8,6 @@ of these cases, and `specdec_jax.stream` the draft model's.
 tests/integrations/t5x/test_doors.py has T5X's `decode_fn`.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -20,8 +19,7 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 import specdec_jax
-from specdec_jax.assembly import packing, running, sampling
-from specdec_jax.assembly.constraints import Constraint
+from specdec_jax.assembly import packing, running, text_settings
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.decoding import speculative
@@ -159,9 +157,9 @@ def test_all_doors_change_logits_in_the_same_way(settings, doors, capfd):
 
 def test_there_is_no_other_way():
   """A new setting of how tokens are drawn needs a place in `SETTINGS`."""
-  grammars = {field.name for field in dataclasses.fields(Constraint)}
+  grammars = {'regex', 'json_schema', 'grammar', 'grammar_limits'}
   told = {name for values in SETTINGS.values() for name in values}
-  assert told == {*sampling.NAMES} - grammars - {'temperature'}
+  assert told == {*text_settings.NAMES} - grammars - {'temperature'}
 
 
 @slow.parametrize(

@@ -11,7 +11,7 @@ from specdec_jax import drafters, verification
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
@@ -167,7 +167,7 @@ def test_lone_row_is_fed_what_its_cache_lacks(num_unread):
 
 def test_greedy_draft_looks_for_one_maximum():
   target = Target(
-    name='', config=toy_t5.config(V), vocabulary=None, sampling=Sampling()
+    name='', config=toy_t5.config(V), vocabulary=None, sampling=TextSettings()
   )
   made = one_by_one.drafter(toy.toy(V), target, Fixed(1))
   params, prompt = toy.toy_params(V, seed=1), toy.prompt([[1, 2]])

@@ -11,7 +11,7 @@ from specdec_jax import drafters
 from specdec_jax.assembly.drafters import Suffix
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Context
 from specdec_jax.drafters import text_pool
 from specdec_jax.drafters.suffix import MAX_MATCH
@@ -151,7 +151,7 @@ def test_a_text_has_no_tokens_that_the_model_lacks(tmp_path):
   def pool(num_logits: int):
     config = toy.llama_config(num_logits)
     target = Target(
-      name='', config=config, vocabulary=words, sampling=Sampling()
+      name='', config=config, vocabulary=words, sampling=TextSettings()
     )
     return Suffix(suffix_text=str(path)).make(target, Fixed(2)).join(None, ())
 

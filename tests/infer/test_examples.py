@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.text.prompts import Dialogue
@@ -49,7 +49,7 @@ def test_limits_of_a_lenient_rule_need_no_temperature():
     read = lambda: iter([Example(inputs='', settings=json.dumps(own))])
     names = ('repetition_penalty', 'top_k')
     task = Task(name='task', read=read, settings_fields=names)
-    return examples.samplings(task, Sampling(top_p=0.9))
+    return examples.samplings(task, TextSettings(top_p=0.9))
 
   assert len(found(repetition_penalty=1.5)) == 2
   with pytest.raises(ValueError, match=r'example 1: .*changes nothing'):

@@ -11,7 +11,7 @@ from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.gamma_memory import RememberedGamma
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Context
 from specdec_jax.infer import decoding, gammas
 from specdec_jax.models import families, presets
@@ -27,7 +27,7 @@ def target_of(model: Model, *, is_dry: bool = False) -> Target:
     name=model.checkpoint,
     config=config,
     vocabulary=None if is_dry else models.read_vocabulary(model, config),
-    sampling=Sampling(temperature=1.0),
+    sampling=TextSettings(temperature=1.0),
   )
 
 

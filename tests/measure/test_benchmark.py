@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters
-from specdec_jax.assembly import processing
-from specdec_jax.assembly.processing import Processing
+from specdec_jax.assembly import packed_settings
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import benchmark, comparison, loops, sameness
@@ -61,8 +61,8 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
 
 def test_margins_are_of_logits_that_were_processed():
   target, params = toy.toy(V), Params(toy.toy_params(V, seed=1))
-  told = Processing(logit_bias={5: 9.0}, frequency_penalty=0.5)
-  process = processing.packer([told] * 2, eos_ids=[], vocab_size=V)
+  told = TextSettings(logit_bias={5: 9.0}, frequency_penalty=0.5)
+  process = packed_settings.packer([told] * 2, eos_ids=[], vocab_size=V)
   prompt = toy.prompt([[1, 2, 3], [4]], max_lengths=[MAX_LEN] * 2)
   loop = loops.plain_loop(
     params,

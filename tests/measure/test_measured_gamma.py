@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 import specdec_jax
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.cli import from_flags, options
 from specdec_jax.measure import timing
 from tests.assembly.conftest import folder  # noqa: F401
@@ -57,7 +57,7 @@ def test_plain_decoding_has_none_of_the_limits_of_a_lenient_rule(
   decoder = specdec_jax.load(
     folder, gamma=2, verification='greedy', lenience=0.5, top_p=0.9
   )
-  assert timing.plain(decoder, 'bfloat16').sampling == Sampling()
+  assert timing.plain(decoder, 'bfloat16').sampling == TextSettings()
 
 
 def test_plain_decoding_is_of_the_same_files(bare, beside):  # noqa: F811

@@ -14,7 +14,7 @@ from specdec_jax.assembly.drafters import Quantized
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params
 from specdec_jax.models import families, layers, products, quantized
 from specdec_jax.models.drafting import draft_vocabulary
@@ -190,7 +190,7 @@ def made_for(name: str, temperature: float = 0.0, **options):
     name=name,
     config=CONFIGS[name],
     vocabulary=None,
-    sampling=Sampling(temperature=temperature),
+    sampling=TextSettings(temperature=temperature),
   )
   made = Quantized(**options).make(target, Fixed(2))
   return made.drafter, functools.partial(made.join, own=())
@@ -315,7 +315,7 @@ def _trial(name: str):
     name=name,
     config=config,
     vocabulary=None,
-    sampling=Sampling(temperature=1.0),
+    sampling=TextSettings(temperature=1.0),
   )
   made = Quantized(bits=3, layers=1).make(target, Fixed(2))
   packed = quantized.packed(params, Bits(8))

@@ -2,7 +2,7 @@
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from tests.assembly.test_extending import added, folder  # noqa: F401
 from tests.planning import test_aot
 
@@ -14,7 +14,7 @@ def test_plan_prices_it(added, folder):  # noqa: F811
     decoder_lib.outline(
       Model(checkpoint=str(folder / 'target')),
       drafter=drafter,
-      sampling=Sampling(temperature=1.0),
+      sampling=TextSettings(temperature=1.0),
       is_dry_run=True,
     ),
     num_trees=0,

@@ -24,7 +24,7 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.decoding.program import Part
 from specdec_jax.launch import progress
 from specdec_jax.models import families, presets
@@ -318,7 +318,7 @@ def test_parts_of_a_drafter_fit_together(drafter, num_trees):
   decoder = decoder_lib.outline(
     Model(checkpoint='target', sizes=target),
     drafter=DRAFTERS[drafter](**options),
-    sampling=Sampling(temperature=1.0),
+    sampling=TextSettings(temperature=1.0),
     is_dry_run=True,
   )
   check_parts(decoder, num_trees)

@@ -13,9 +13,8 @@ import pytest
 
 import specdec_jax
 from specdec_jax import drafters, verification
-from specdec_jax.assembly import processing
-from specdec_jax.assembly.processing import Processing
-from specdec_jax.assembly.sampling import Sampling as Options
+from specdec_jax.assembly import packed_settings
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Context, Params, Prompt, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
@@ -31,39 +30,39 @@ DRAFTER_PARAMS = toy.perturb(PARAMS, seed=2)
 # which have several. Behind it, what notices it: drafts that are not seen, and
 # positions that are not processed.
 _CASES = {
-  (1,): (Processing(repetition_penalty=1.8), 'blind', 'late'),
-  (0, 2): (Processing(presence_penalty=1.5), 'blind', 'late'),
-  (0,): (Processing(frequency_penalty=1.2), 'blind', 'late'),
-  (2, 1, 0): (Processing(no_repeat_ngram_size=2), 'blind', 'late'),
-  (1, 1, 2): (Processing(bad_words_ids=[[1, 2], [2, 0]]), 'blind', 'late'),
-  (1, 1): (Processing(logit_bias={0: 1.5}), 'late'),
-  (2, 2): (Processing(min_new_tokens=3), 'blind', 'late'),
-  (1, 2): (Processing(min_length=5), 'blind', 'late'),
-  (2, 1): (Processing(begin_suppress_tokens=[1, 0]), 'blind'),
+  (1,): (TextSettings(repetition_penalty=1.8), 'blind', 'late'),
+  (0, 2): (TextSettings(presence_penalty=1.5), 'blind', 'late'),
+  (0,): (TextSettings(frequency_penalty=1.2), 'blind', 'late'),
+  (2, 1, 0): (TextSettings(no_repeat_ngram_size=2), 'blind', 'late'),
+  (1, 1, 2): (TextSettings(bad_words_ids=[[1, 2], [2, 0]]), 'blind', 'late'),
+  (1, 1): (TextSettings(logit_bias={0: 1.5}), 'late'),
+  (2, 2): (TextSettings(min_new_tokens=3), 'blind', 'late'),
+  (1, 2): (TextSettings(min_length=5), 'blind', 'late'),
+  (2, 1): (TextSettings(begin_suppress_tokens=[1, 0]), 'blind'),
   (0, 0): (
-    Processing(sequence_bias=[[[1, 2], 2.5], [[0, 1], -2.5]]),
+    TextSettings(sequence_bias=[[[1, 2], 2.5], [[0, 1], -2.5]]),
     'blind',
     'late',
   ),
-  (0, 1, 2): (Processing(suppress_tokens=[2]), 'late'),
-  (2, 0, 2): (Processing(encoder_no_repeat_ngram_size=2), 'blind', 'late'),
-  (1, 0): (Processing(forced_decoder_ids=[[4, 2]]), 'blind', 'late'),
-  (1, 0, 2): (Processing(forced_eos_token_id=EOS), 'blind', 'late'),
+  (0, 1, 2): (TextSettings(suppress_tokens=[2]), 'late'),
+  (2, 0, 2): (TextSettings(encoder_no_repeat_ngram_size=2), 'blind', 'late'),
+  (1, 0): (TextSettings(forced_decoder_ids=[[4, 2]]), 'blind', 'late'),
+  (1, 0, 2): (TextSettings(forced_eos_token_id=EOS), 'blind', 'late'),
   (2,): (
-    Processing(forced_bos_token_id=1, begin_suppress_tokens=[0, 2]),
+    TextSettings(forced_bos_token_id=1, begin_suppress_tokens=[0, 2]),
     'blind',
     'late',
   ),
-  (0, 1): (Processing(encoder_repetition_penalty=3.0), 'late'),
+  (0, 1): (TextSettings(encoder_repetition_penalty=3.0), 'late'),
   (2, 0): (
-    Processing(
+    TextSettings(
       presence_penalty=1.0, frequency_penalty=0.7, logit_bias={0: 0.8}
     ),
     'blind',
     'late',
   ),
   (0, 2, 2): (
-    Processing(
+    TextSettings(
       repetition_penalty=1.5, min_new_tokens=2, bad_words_ids=[[1, 1]]
     ),
     'blind',
@@ -75,7 +74,7 @@ ROWS = {prompt: way for prompt, (way, *_) in _CASES.items()}
 
 def _told(ways, prompt, *, eos_ids=(EOS,), vocab_size=V):
   """A prompt, each of whose rows is told something else."""
-  process = processing.packer(ways, eos_ids=eos_ids, vocab_size=vocab_size)
+  process = packed_settings.packer(ways, eos_ids=eos_ids, vocab_size=vocab_size)
   prompt = jax.tree.map(np.asarray, prompt)
   return process(range(len(ways)), prompt)
 
@@ -88,7 +87,7 @@ OF_PROMPTS = _told(
 
 
 def test_an_ngram_for_which_no_text_has_room_takes_no_time():
-  ways = [Processing(no_repeat_ngram_size=size) for size in (2**31 - 1, 6)]
+  ways = [TextSettings(no_repeat_ngram_size=size) for size in (2**31 - 1, 6)]
   prompt = toy.prompt([(0, 2), (0, 2)], max_lengths=[6, 6])
   assert _told(ways, prompt).processors.ngram_size.tolist() == [0, 6]
 
@@ -194,18 +193,18 @@ def _batch(ways, temperature: float):
 
 # Rows of one batch, for greedy decoding and for draws.
 WAYS = [
-  Processing(),
-  Processing(repetition_penalty=4.0),
-  Processing(presence_penalty=1.2),
-  Processing(frequency_penalty=-0.6, suppress_tokens=[2]),
-  Processing(no_repeat_ngram_size=4),
-  Processing(bad_words_ids=[[1, 2], [0, 0, 2]], repetition_penalty=0.8),
-  Processing(forced_decoder_ids=[[5, 0], [6, 1]]),
-  Processing(
+  TextSettings(),
+  TextSettings(repetition_penalty=4.0),
+  TextSettings(presence_penalty=1.2),
+  TextSettings(frequency_penalty=-0.6, suppress_tokens=[2]),
+  TextSettings(no_repeat_ngram_size=4),
+  TextSettings(bad_words_ids=[[1, 2], [0, 0, 2]], repetition_penalty=0.8),
+  TextSettings(forced_decoder_ids=[[5, 0], [6, 1]]),
+  TextSettings(
     encoder_no_repeat_ngram_size=2,
     sequence_bias=[[[2, 0], 9.0], [[0, 0], 9.0]],
   ),
-  Processing(encoder_repetition_penalty=0.05),
+  TextSettings(encoder_repetition_penalty=0.05),
 ]
 MAX_LEN = 14
 
@@ -236,7 +235,7 @@ def test_greedy_tokens_are_plain_decodings(rule):
   found = _decode(speculative, rule)(params, key, prompt)
   np.testing.assert_array_equal(found.tokens, expected.tokens)
   # Every one of them says something else.
-  untold = plain(params, key, _batch([Processing()] * len(WAYS), 0))
+  untold = plain(params, key, _batch([TextSettings()] * len(WAYS), 0))
   differs = (untold.tokens != expected.tokens).any(axis=1)
   assert differs.tolist() == [False, *[True] * (len(WAYS) - 1)]
 
@@ -259,7 +258,7 @@ def test_a_row_depends_on_its_own_settings_alone(rule):
 @pytest.mark.parametrize('temperature', [0, 1])
 def test_a_row_to_which_no_token_is_left_ends_as_with_nan(temperature, num_ids):
   never = [[2, token] for token in range(num_ids or V)]
-  ways = [Processing(), Processing(bad_words_ids=never)]
+  ways = [TextSettings(), TextSettings(bad_words_ids=never)]
   prompt, params = _batch(ways, temperature), Params(PARAMS, DRAFTER_PARAMS)
   for loop in (autoregressive, speculative):
     decode = _decode(loop, 'block_verification', num_ids)
@@ -297,10 +296,10 @@ def test_drafts_are_processed_as_well(rule):
 
 
 def test_what_nobody_asks_for_is_not_in_the_program(monkeypatch):
-  neutral = Processing(
+  neutral = TextSettings(
     repetition_penalty=1.0, presence_penalty=0, no_repeat_ngram_size=0
   )
-  assert _batch([neutral, Processing()], 1).processors is None
+  assert _batch([neutral, TextSettings()], 1).processors is None
 
   def fail(*args):
     raise AssertionError('it was traced')
@@ -344,7 +343,7 @@ def test_the_formulas_and_their_order_are_those_of_transformers():
     lengths=np.array([len(case['text']) for case in cases], np.int32),
     starts=starts,
     processors=_told(
-      [Processing(**case['settings']) for case in cases],
+      [TextSettings(**case['settings']) for case in cases],
       prompt,
       eos_ids=(2,),
       vocab_size=vocab_size,
@@ -363,12 +362,12 @@ def test_the_formulas_and_their_order_are_those_of_transformers():
 def test_ids_that_are_forced_and_suppressed_are_refused(forced):
   [name] = forced
   with pytest.raises(ValueError, match=rf'{name} forces .*, which suppress_'):
-    Options(**forced, suppress_tokens=[1, 2])
-  Options(**forced, suppress_tokens=[1, 3])
+    TextSettings(**forced, suppress_tokens=[1, 2])
+  TextSettings(**forced, suppress_tokens=[1, 3])
 
 
 def test_no_token_is_left_where_the_first_is_forced_and_suppressed_first():
-  way = Processing(forced_eos_token_id=EOS, begin_suppress_tokens=[EOS])
+  way = TextSettings(forced_eos_token_id=EOS, begin_suppress_tokens=[EOS])
   for num_new, left in ((1, []), (2, [0, 1, 2])):
     prompt = toy.prompt([[1, 2]], max_lengths=[2 + num_new])
     text = Context(

@@ -8,7 +8,7 @@ from specdec_jax.assembly.lengths import Length, LengthChoice
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.rules import Rule
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding.method import Method
@@ -24,7 +24,7 @@ class Target:
   name: str
   config: families.Config
   vocabulary: AnyVocabulary | None
-  sampling: Sampling
+  sampling: TextSettings
 
   @property
   def vocab_size(self) -> int:

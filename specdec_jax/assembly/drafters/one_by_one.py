@@ -9,7 +9,7 @@ from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Target
 from specdec_jax.assembly.option_fields import option
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.launch.numbers import share
@@ -64,7 +64,7 @@ def drafter(
   if isinstance(length, Tree):
     if sampling.is_greedy:
       # Ranks of children need probabilities, not only the likeliest token.
-      to_probs = Sampling(temperature=1.0).to_probs(vocab_size)
+      to_probs = TextSettings(temperature=1.0).to_probs(vocab_size)
     return drafters.branching(
       model, tree=length, logits_to_probs=to_probs, is_ranked=sampling.is_greedy
     )

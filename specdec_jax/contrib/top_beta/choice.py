@@ -5,7 +5,7 @@ import functools
 
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.assembly.rules import Judge, at_temperature_one, check_greedy
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.contrib.top_beta.rule import top_beta
 from specdec_jax.launch.numbers import cost, positive_int
 
@@ -28,7 +28,7 @@ class TopBeta:
     type=cost,
   )
 
-  def judge(self, sampling: Sampling) -> Judge:
+  def judge(self, sampling: TextSettings) -> Judge:
     check_greedy('top_beta', sampling)
     rule = functools.partial(top_beta, beta=self.beta, tau=self.tau)
     return Judge(

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.assembly import (
   api,
-  constraints,
   models,
   option_fields,
-  processing,
+  packed_settings,
 )
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DraftModel
@@ -124,7 +123,7 @@ def decode(
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
     forcing = _force(method.target, forced, eos_id=eos_id)
     method = dataclasses.replace(method, target=forcing)
-  process = processing.packer(
+  process = packed_settings.packer(
     [decoder.sampling], eos_ids=(eos_id,), vocab_size=decoder.config.vocab_size
   )
   limits = jnp.full_like(prompt.decoder_lengths, max_len)
@@ -277,7 +276,7 @@ def _check(decoder: Decoder, drafter: str) -> None:
   have no effect."""
   sampling = decoder.sampling
   verifier = decoder.recipe.rule.judge(sampling)
-  has_grammar = constraints.stated_text(sampling) is not None
+  has_grammar = sampling.grammar_name is not None
   if has_grammar or drafter == 'grammar':
     raise ValueError('grammars are not supported inside T5X')
   if drafter == 'none' and not verifier.is_lossless:

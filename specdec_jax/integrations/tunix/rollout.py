@@ -15,12 +15,16 @@ from tunix.rl import common, reshard, utils
 from tunix.rl.rollout import base_rollout
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from specdec_jax.assembly import decode_many, running
-from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly import (
+  decode_many,
+  packed_settings,
+  running,
+  text_settings,
+)
 from specdec_jax.assembly.decode_many import Timed, Utilisation
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.lengths import Auto
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import rates as metrics
 from specdec_jax.decoding.program import Program, Refill
@@ -75,7 +79,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     multiple that the mesh divides. With a gamma all calls draft; without one,
     calls draft while that is faster, see `turns.Turns`.
     """
-    conflicts = sorted({*sampling_lib.NAMES, 'dtype'} & {*options})
+    conflicts = sorted({*text_settings.NAMES, 'dtype'} & {*options})
     if conflicts:
       raise ValueError(
         f'rollouts follow their RolloutConfig: leave {", ".join(conflicts)} out'
@@ -154,9 +158,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     log_probs = None
     if rollout_config.return_logprobs:
       row_log_probs = [np.asarray(output.log_probs[0]) for output in outputs]
-      if sampling.temperature not in (0.0, 1.0):
+      temperature = sampling.temperature or 0.0
+      if temperature not in (0.0, 1.0):
         max_len = width + rollout_config.max_tokens_to_generate
-        row_log_probs = self._tempered(sequences, max_len, sampling.temperature)
+        row_log_probs = self._tempered(sequences, max_len, temperature)
       log_probs = [
         values[span] for values, span in zip(row_log_probs, spans, strict=True)
       ]
@@ -249,7 +254,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     self,
     rows: Sequence[Sequence[int]],
     config: RolloutConfig,
-    sampling: Sampling,
+    sampling: TextSettings,
   ) -> list[DecodeOutput]:
     """Decodes rows of tokens; returns their outputs in the same order."""
     # 6 rows on 4 devices become 8, two per device.
@@ -276,7 +281,9 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         max_new_tokens=num_new,
         row_ids=[i or 0 for i in group],
       )
-      row_sampling = sampling_lib.of_rows([sampling] * len(group), len(group))
+      row_sampling = packed_settings.sampling_of_rows(
+        [sampling] * len(group), len(group)
+      )
       return dataclasses.replace(prompt, sampling=row_sampling)
 
     started = time.perf_counter()
@@ -360,7 +367,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
     return int(jax.random.bits(config.seed))
 
 
-def checked(config: RolloutConfig) -> Sampling:
+def checked(config: RolloutConfig) -> TextSettings:
   """Returns the sampling of a configuration, as Tunix's sampler reads it;
   ValueError for a setting of another engine, or one out of range."""
   for name, default in vars(type(config)()).items():
@@ -373,10 +380,10 @@ def checked(config: RolloutConfig) -> Sampling:
     running.check_count(name, getattr(config, name))
   # Without top_p, Tunix's sampler is greedy at every temperature.
   if config.top_p is None or config.temperature == 0:
-    return Sampling()
+    return TextSettings()
   top_k = config.top_k if config.top_k and config.top_k > 0 else None
   top_p = None if config.top_p == 1 else config.top_p
-  return Sampling(temperature=config.temperature, top_k=top_k, top_p=top_p)
+  return TextSettings(temperature=config.temperature, top_k=top_k, top_p=top_p)
 
 
 def _fresh_seed(mesh: jax.sharding.Mesh) -> int:

@@ -12,8 +12,8 @@ import pytest
 
 from experiments.beams import plain as reordering
 from specdec_jax import arrays as arrays_lib
-from specdec_jax.assembly import processing
-from specdec_jax.assembly.processing import Processing
+from specdec_jax.assembly import packed_settings
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import scoring
@@ -242,8 +242,8 @@ class Processed(Chain):
 
 def test_beams_are_processed():
   prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
-  way = Processing(repetition_penalty=2.0, no_repeat_ngram_size=2)
-  process = processing.packer([way], eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
+  way = TextSettings(repetition_penalty=2.0, no_repeat_ngram_size=2)
+  process = packed_settings.packer([way], eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
   prompt = process([0] * len(PROMPTS), prompt)
   generate = functools.partial(
     reordering.generate,
@@ -275,12 +275,12 @@ def test_beams_to_which_no_token_is_left_end_as_with_nan():
   # which all but that ends, has a beam that ended.
   never = [[2, token] for token in range(VOCAB_SIZE)]
   ways = [
-    Processing(),
-    Processing(bad_words_ids=never),
-    Processing(bad_words_ids=[*never, [3, 0], [3, 3]]),
+    TextSettings(),
+    TextSettings(bad_words_ids=never),
+    TextSettings(bad_words_ids=[*never, [3, 0], [3, 3]]),
   ]
   prompt = toy.prompt([[0, 2], [0, 2], [0, 3]], max_lengths=[5] * 3)
-  process = processing.packer(ways, eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
+  process = packed_settings.packer(ways, eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
   prompt = process(range(3), prompt)
   params = toy.toy_params(VOCAB_SIZE, seed=1)
   output = search(toy.toy(VOCAB_SIZE), params, prompt, num_beams=2, max_len=5)

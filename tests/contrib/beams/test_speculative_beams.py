@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.beams import plain as reordering
-from specdec_jax.assembly import processing
-from specdec_jax.assembly.processing import Processing
+from specdec_jax.assembly import packed_settings
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Params
 from specdec_jax.contrib.beams import beam_drafters as beams
 from specdec_jax.contrib.beams import beam_trie, speculative_beams
@@ -135,9 +135,9 @@ def test_every_draft_gives_the_beams_of_beam_search(
 @pytest.mark.slow
 def test_beams_that_are_processed_are_the_same():
   prompt, settings = prompt_of(), {'num_beams': 2, 'alpha': 0.6}
-  way = Processing(presence_penalty=1.5, no_repeat_ngram_size=2)
-  process = processing.packer(
-    [way, Processing(min_new_tokens=4)], eos_ids=(EOS,), vocab_size=V
+  way = TextSettings(presence_penalty=1.5, no_repeat_ngram_size=2)
+  process = packed_settings.packer(
+    [way, TextSettings(min_new_tokens=4)], eos_ids=(EOS,), vocab_size=V
   )
   told = process([0, 1, 0], prompt)
   params = toy.toy_params(V, seed=0)

@@ -6,7 +6,7 @@ import pytest
 
 from specdec_jax.assembly import drafters, models
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.base import Context
 
 pytest.importorskip('tokenizers')
@@ -23,7 +23,7 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
     name='target',
     config=config,
     vocabulary=models.read_vocabulary(model, config),
-    sampling=Sampling(temperature=temperature),
+    sampling=TextSettings(temperature=temperature),
   )
   choice = drafters.NGram(ngram_text=str(tmp_path / 'text.txt'), gamma=4)
   drafter = choice.make(target, choice.length).drafter

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.text_settings import TextSettings
 from specdec_jax.checkpoints import orbax
 from specdec_jax.contrib.block_heads.network import BlockHeadsConfig
 from specdec_jax.integrations import t5x
@@ -187,7 +187,7 @@ PAIRS = [
   (drafter, rule)
   for drafter in DRAFTERS
   for rule in RULES
-  if RULES[rule]().judge(Sampling()).for_chain  # Others judge trees.
+  if RULES[rule]().judge(TextSettings()).for_chain  # Others judge trees.
   if drafter not in NOT_OF_T5X and (drafter, rule) != ('none', 'top_beta')
 ]
 

@@ -12,7 +12,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import audit
-from specdec_jax.assembly import sampling
+from specdec_jax.assembly import text_settings
 from specdec_jax.integrations import tunix as ours
 from tests import goodness_of_fit, slow
 
@@ -382,7 +382,7 @@ def test_refused_arguments(model):
   with pytest.raises(ValueError, match='leave dtype, top_k, typical_p out'):
     engine(model, top_k=5, typical_p=0.5, dtype='float32')
   # A RolloutConfig has no words for processors.
-  for name in sampling.NAMES:
+  for name in text_settings.NAMES:
     with pytest.raises(ValueError, match=f'RolloutConfig: leave {name} out'):
       engine(model, **{name: 1})
   with pytest.raises(ValueError, match='no prompts'):
