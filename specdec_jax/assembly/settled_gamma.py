@@ -1,9 +1,13 @@
-"""The gamma of a decoder to which none is given: the one that was measured to
-be fastest on this machine, else 0, which is plain decoding."""
+"""The gamma of a decoder to which none is given.
+
+It is the one that was measured to be fastest on this machine, else 0, which is
+plain decoding. Every `Auto` becomes a number here: for batches (`settled`), for
+the jobs of `infer` (`choose`), and where nothing is measured (`unmeasured`).
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -45,24 +49,42 @@ def place(decoder: Decoder, num_rows: int, num_devices: int) -> dict[str, str]:
   }
 
 
-def known(
-  decoder: Decoder, batch: Batch, settings: running.DecodeSettings
-) -> RememberedGamma | None:
-  """Returns what was chosen for batches of this size, if it has room for them.
+class SettledGamma(NamedTuple):
+  """A gamma that was not given, and how it was chosen, in a sentence."""
 
-  Of this process first, then of earlier ones.
-  """
-  key = settings.num_rows, settings.num_devices
+  gamma: int
+  sentence: str
+
+
+def remembered(
+  decoder: Decoder, num_rows: int, num_devices: int
+) -> RememberedGamma | None:
+  """Returns what was measured for batches of this size: by this process, else
+  by earlier ones."""
+  key = num_rows, num_devices
   if key not in decoder.gammas:
     recalled = gamma_memory.recall(place(decoder, *key))
     if recalled is not None:
       decoder.gammas[key] = recalled
-  choice = decoder.gammas.get(key)
-  if choice is None:
-    return None
-  num_new = settings.most_new_tokens
-  has_room = running.has_room(decoder, batch, num_new, choice.gamma)
-  return choice if has_room else None
+  return decoder.gammas.get(key)
+
+
+def choose(
+  decoder: Decoder,
+  *,
+  num_rows: int,
+  num_devices: int,
+  has_room: Callable[[int], bool],
+) -> SettledGamma:
+  """Returns the remembered gamma, else 0.
+
+  `has_room` says of a gamma whether the drafter has positions for the texts:
+  one that was measured for shorter texts is ignored.
+  """
+  choice = remembered(decoder, num_rows, num_devices)
+  if choice is None or not has_room(choice.gamma):
+    return SettledGamma(0, UNKNOWN)
+  return SettledGamma(choice.gamma, choice.sentence)
 
 
 def settled(
@@ -79,12 +101,28 @@ def settled(
   decoder = running.decoder_for(decoder, batch)
   if not decoder.is_auto:
     return decoder
-  choice = known(decoder, batch, settings)
-  if choice is None:
-    notify(UNKNOWN)
-    return decoder.at(0)
+  choice = choose(
+    decoder,
+    num_rows=settings.num_rows,
+    num_devices=settings.num_devices,
+    has_room=lambda gamma: running.has_room(
+      decoder, batch, settings.most_new_tokens, gamma
+    ),
+  )
   notify(choice.sentence)
   return decoder.at(choice.gamma)
+
+
+def unmeasured(decoder: Decoder, *, drafts: bool) -> Decoder:
+  """Returns the decoder for what no measurement is of, such as beam search:
+  with its usual gamma if it `drafts`, else with 0.
+
+  A gamma that is given stays, and so does 'auto' if it was given by name.
+  """
+  auto = decoder.auto
+  if auto is None or auto.usual is None:
+    return decoder
+  return decoder.at(auto.usual if drafts else 0)
 
 
 def measured(

@@ -14,26 +14,21 @@ from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes
 
 _SEARCH = 'specdec_jax.measure.gamma_search'
-# Sent by the first process if no gamma is remembered.
-_UNKNOWN = -1
 
 
 def remembered(job: Job) -> tuple[int, str]:
   """Returns the gamma that was measured on this machine, else 0, and a
-  sentence.
-
-  All processes use the memory of the first.
-  """
-  choice = None
-  if processes.is_first():
-    choice = gamma_memory.recall(_place(job))
-  # Ignore a gamma of shorter texts, for which the drafter had more room.
-  if choice is not None and choice.gamma > max(job.decoder.tried_gammas):
-    choice = None
-  gamma = _UNKNOWN if choice is None else choice.gamma
-  gamma = processes.number_of_first(gamma)
-  sentence = settled_gamma.UNKNOWN if choice is None else choice.sentence
-  return max(gamma, 0), sentence
+  sentence, which the first process prints."""
+  # The gammas of a job are those that its drafter has room for.
+  largest = max(job.decoder.tried_gammas)
+  choice = settled_gamma.choose(
+    job.decoder,
+    num_rows=job.decoding.batch_size,
+    num_devices=job.mesh.size,
+    has_room=lambda gamma: gamma <= largest,
+  )
+  # All processes use the memory of the first.
+  return processes.number_of_first(choice.gamma), choice.sentence
 
 
 def measured(loaded: Loaded, rows: Iterable[Row]) -> tuple[int, str]:

@@ -62,8 +62,8 @@ def test_a_gamma_needs_positions_of_the_drafter():
   # One that was remembered is for texts with room.
   auto = load()
   auto.gammas[1, 1] = RememberedGamma(gamma=23, source='bench')
-  for num_new, is_known in ((200, True), (240, False)):
+  for num_new, gamma in ((200, 23), (240, 0)):
     settings = running.DecodeSettings(max_new_tokens=num_new)
     [batch] = packing.pack(auto, ['A.'], settings)
-    choice = settled_gamma.known(auto, batch, settings)
-    assert (choice is not None) == is_known
+    settled = settled_gamma.settled(auto, batch, settings)
+    assert settled.drafter.gamma == gamma

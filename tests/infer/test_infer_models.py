@@ -136,6 +136,7 @@ def test_a_gamma_without_positions_is_not_tried(
     monkeypatch.setattr(
       gamma_memory, 'recall', lambda where, choice=choice: choice
     )
+    job.decoder.gammas.clear()  # What this process has recalled.
     expected = gamma if gamma in tried_gammas else 0
     assert gammas.remembered(job)[0] == expected
 

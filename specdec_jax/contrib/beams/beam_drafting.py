@@ -1,6 +1,6 @@
 """Drafters of beam search: of the choices that other decoding has."""
 
-from specdec_jax.assembly import models
+from specdec_jax.assembly import models, settled_gamma
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
 from specdec_jax.assembly.drafters.draft_model import DraftModel, networks
@@ -14,14 +14,11 @@ _CHOICES = NoDrafter | PromptLookup | DraftModel
 def settled(decoder: Decoder, width: int | None) -> Decoder:
   """Returns a decoder with a fixed gamma. One that was not given is that of
   beams without drafts, unless drafts have a width."""
-  auto = decoder.auto
-  if auto is None or auto.usual is None:
-    return decoder
   # Drafters that beams cannot use take their gamma here, and are refused later.
   is_drafted = width is not None or not isinstance(
     decoder.recipe.drafter, _CHOICES
   )
-  return decoder.at(auto.usual if is_drafted else 0)
+  return settled_gamma.unmeasured(decoder, drafts=is_drafted)
 
 
 def drafter(
