@@ -17,7 +17,7 @@ from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.sampling import grammars, logits
 from specdec_jax.text import grammars as readers
 from specdec_jax.text import matchers
-from tests import slow, toy, toy_grammar, toy_tree, trial
+from tests import slow, toy, toy_eagle, toy_grammar, toy_tree, trial
 
 pytest.importorskip('llguidance')
 pytest.importorskip('tokenizers')
@@ -79,14 +79,25 @@ def _drafter(name: str):
 def _rule(name: str):
   if name == 'tree':
     return toy_tree.rule(SETTINGS[name], toy_tree.BENT)
-  return getattr(verification, SETTINGS[name])
+  return getattr(verification, SETTINGS.get(name, 'speculative_sampling'))
+
+
+@functools.cache
+def _eagle():
+  """A target whose states an EAGLE-3 drafter reads, and that drafter."""
+  target, network = toy_eagle.counting(V, gamma=3, num_drafted=V)
+  drafter = drafters.autoregressive(
+    drafters.eagle(network), gamma=3, logits_to_probs=logits.standardize()
+  )
+  return target, drafter
 
 
 def _trial(name: str) -> trial.Trial:
+  target, drafter = _eagle() if name == 'eagle' else (TARGET, _drafter(name))
   return trial.Trial(
-    target=TARGET,
+    target=target,
     params=Params(PARAMS, DRAFTER_PARAMS),
-    drafter=_drafter(name),
+    drafter=drafter,
     verify_fn=_rule(name),
     prompts=tuple(ROWS),
     num_new=(4,) * len(ROWS),
@@ -96,7 +107,7 @@ def _trial(name: str) -> trial.Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', SETTINGS)
+@pytest.mark.parametrize('name', [*SETTINGS, 'eagle'])
 def test_blocks_and_trees_have_plain_decodings_distribution(
   name, record_property
 ):
@@ -105,7 +116,7 @@ def test_blocks_and_trees_have_plain_decodings_distribution(
     record_property,
     'Grammars through the compiled loop, false alarm rate 1e-9',
     f'four rows of other grammars, {name}',
-    num_decodes=50_400,
+    num_decodes=100_800,
   )
   assert np.sum(result.statistics.num_accepted) > 0
 
@@ -139,7 +150,7 @@ _MASKED = grammars.masked
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['chain', 'block', 'tree', 'copies'])
+@pytest.mark.parametrize('name', ['chain', 'block', 'tree', 'copies', 'eagle'])
 @pytest.mark.parametrize('variant', ['previous', 'late', 'not rolled back'])
 def test_masks_of_other_states_are_noticed(name, variant, monkeypatch):
   given = _trial(name)
