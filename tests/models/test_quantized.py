@@ -193,7 +193,7 @@ def made_for(name: str, temperature: float = 0.0, **options):
     sampling=TextSettings(temperature=temperature),
   )
   made = Quantized(**options).make(target, Fixed(2))
-  return made.drafter, functools.partial(made.join, own=())
+  return made.drafter, lambda params: made.join(params, ())
 
 
 @every_network
@@ -245,7 +245,7 @@ def test_all_bits_and_layers_accept_everything():
 def test_layers_that_draft(layers_, kept):
   from specdec_jax.assembly.drafters import quantized as choice
 
-  assert choice._kept(layers_, 6) == kept
+  assert choice._layer_numbers(layers_, 6) == kept
   config = toy.llama_config(V, num_layers=6, windows=(1, 2, 3))
   short = choice._shortened(config, 'num_layers', kept)
   assert short.num_layers == len(kept)
@@ -258,7 +258,7 @@ def test_an_encoder_keeps_its_windows(layers_):
 
   config = toy_gemma.encoder_decoder(V, num_layers=6, windows=(4096, 0))
   shorten = functools.partial(choice._shortened, config, 'num_decoder_layers')
-  kept = choice._kept(layers_, 6)
+  kept = choice._layer_numbers(layers_, 6)
   # The decoder's windows are the encoder's: 4096, 0, 4096 of three layers.
   if layers_ in ('::2', '1::2'):
     with pytest.raises(ValueError, match='windows of the encoder'):
