@@ -19,7 +19,9 @@ windows.
 - `tiny_gemma4_assistant` and `tiny_gemma4_e2b_assistant`: assistants for the
   first two, with logits of all tokens and of clusters. Their golden.npz has,
   for `lengths` of the rows of the target's `ids`, the `logits` of the drafts
-  that follow, `[B, G, V]`, and these `drafts`.
+  that follow, `[B, G, V]`, and these `drafts`; and their texts.npz the greedy
+  texts of target and assistant together, `tokens` `[N, MAX_LENGTH]` for prompts
+  that are the first `lengths` of them.
 """
 
 import argparse
@@ -82,6 +84,7 @@ ASSISTANT = {
   'layer_types': [SLIDING, SLIDING, FULL],
 }
 NUM_DRAFTS = 3
+NUM_PROMPTS, MAX_LENGTH = 50, 40
 
 
 def randomise(model, seed: int) -> None:
@@ -141,6 +144,12 @@ def make_decoder(folder: pathlib.Path, model, seed: int) -> None:
   print(folder.name, f'{logits.abs().max():.2f}')
 
 
+def load(cls: type, folder: pathlib.Path):
+  return cls.from_pretrained(
+    folder, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+
+
 def make_assistant(
   folder: pathlib.Path,
   target_folder: pathlib.Path,
@@ -149,9 +158,7 @@ def make_assistant(
   **head,
 ) -> None:
   """Saves a random assistant for a saved target, and what it drafts."""
-  target = transformers.Gemma4ForCausalLM.from_pretrained(
-    target_folder, dtype=torch.float32, attn_implementation='eager'
-  ).eval()
+  target = load(transformers.Gemma4ForCausalLM, target_folder)
   keys = (
     'num_key_value_heads',
     'num_global_key_value_heads',
@@ -212,6 +219,31 @@ def draft(target, model, ids) -> tuple[np.ndarray, np.ndarray]:
   return torch.cat(logits, 1).numpy(), torch.cat(drafts, 1).numpy()
 
 
+def make_texts(folder: pathlib.Path, target_folder: pathlib.Path) -> None:
+  """Saves what a saved target generates greedily with its assistant."""
+  target = load(transformers.Gemma4ForCausalLM, target_folder)
+  model = load(transformers.Gemma4AssistantForCausalLM, folder)
+  model.generation_config.num_assistant_tokens = NUM_DRAFTS
+  target.generation_config.eos_token_id = None
+  rng = np.random.default_rng(0)
+  prompts = [
+    rng.integers(2, VOCAB_SIZE, rng.integers(1, 12)) for _ in range(NUM_PROMPTS)
+  ]
+  options = {'do_sample': False, 'max_length': MAX_LENGTH}
+  texts, num_equal = [], 0
+  for prompt in prompts:
+    ids = torch.tensor(prompt)[None]
+    text = target.generate(ids, assistant_model=model, **options)
+    num_equal += torch.equal(text, target.generate(ids, **options))
+    texts.append(text.numpy())
+  np.savez_compressed(
+    folder / 'texts.npz',
+    tokens=np.concatenate(texts).astype(np.int32),
+    lengths=np.array([len(prompt) for prompt in prompts], np.int32),
+  )
+  print(folder.name, f'{num_equal} of {NUM_PROMPTS} texts are plain ones')
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument(
@@ -235,6 +267,8 @@ def main() -> None:
     num_centroids=12,
     centroid_intermediate_top_k=3,
   )
+  for name in ('tiny_gemma4', 'tiny_gemma4_e2b'):
+    make_texts(output / f'{name}_assistant', output / name)
 
 
 if __name__ == '__main__':
