@@ -90,6 +90,17 @@ def test_other_options_hold_with_an_assistant(folders, options):
 
 
 @pytest.mark.slow
+def test_greedy_rows_among_sampled_ones_are_plain(folders, plain):
+  """Temperatures of each row; drafts are drawn at the row's own."""
+  target, own = folders
+  decoder = specdec_jax.load(target, draft_model=own, gamma=3)
+  texts = generate(decoder, temperature=[0, 1.5, 0, 0.7, 0], seed=1)
+  assert texts[::2] == plain[::2]
+  assert texts[1] != plain[1]
+  assert texts[3] != plain[3]
+
+
+@pytest.mark.slow
 def test_a_conversation_is_one_long_prompt(folders):
   target, own = folders
   decoder = specdec_jax.load(target, draft_model=own, gamma=3)

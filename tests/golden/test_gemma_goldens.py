@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax import trees
+from specdec_jax.base import Tree
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families
 from tests import slow, toy
@@ -25,6 +27,9 @@ TINY = (
   'tiny_qwen3_moe',
 )
 BLOCK = 4
+# The nodes of a tree that have the text's tokens: the root, the second of its
+# children, and so on.
+TREE, PATH = Tree((0, 0, 1, 2, 2, 5)), [0, 2, 5, 6]
 
 
 @functools.cache
@@ -64,7 +69,8 @@ def test_logits_of_whole_rows(name):
 
 
 @slow.parametrize('name', [*TINY, *T5S], now=[*TINY, 'tiny_t5_1_1'])
-def test_logits_of_ragged_rows_after_rollback(name):
+@slow.parametrize('block', [1, BLOCK], now=[BLOCK])
+def test_logits_of_ragged_rows_after_rollback(name, block):
   """Rows go on from different lengths, some tokens per call, each call after
   one with other tokens that is rolled back. Windows are shorter than rows."""
   config, params, model, arrays = golden(name)
@@ -75,21 +81,47 @@ def test_logits_of_ragged_rows_after_rollback(name):
   padded = np.pad(ids, ((0, 0), (0, 2 * length)))
   done = np.array(starts) - 1
   while done.min() < length:
-    columns = done[:, None] + np.arange(BLOCK)
+    columns = done[:, None] + np.arange(block)
     tokens = jnp.asarray(np.take_along_axis(padded, columns, axis=1))
     _, used = model.extend(params, (tokens + 7) % config.vocab_size, cache)
     cache = model.rewind(used, jnp.asarray(done))
     logits, cache = model.extend(params, tokens, cache)
     for row, first in enumerate(done):
-      stop = min(first + BLOCK, length)
+      stop = min(first + block, length)
       np.testing.assert_allclose(
         logits[row, : max(stop - first, 0)],
         expected[row, first:stop],
         rtol=0,
         atol=1e-4,
       )
-    done = np.minimum(done + BLOCK, length)
+    done = np.minimum(done + block, length)
     cache = model.rewind(cache, jnp.asarray(done))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [*GEMMA_4, 'tiny_qwen3_moe'])
+def test_logits_of_a_path_in_a_tree(name):
+  """The text is one path of ragged rows; all other nodes have other tokens."""
+  config, params, model, arrays = golden(name)
+  ids, expected = ids_of(arrays), arrays['logits']
+  starts = np.array([1, 6, 16])
+  cache = model.init(params, prompt_of(arrays, ids, starts), ids.shape[1])
+  columns = starts[:, None] - 1 + np.arange(len(PATH))
+  text = np.take_along_axis(ids, columns, axis=1)
+  nodes = (text[:, trees.depths(TREE)] + 7) % config.vocab_size
+  nodes[:, PATH] = text
+  placement = trees.placement(
+    TREE, range(len(TREE.parents) + 1), cache.lengths, cache.capacity
+  )
+  logits, _ = model.extend(
+    params, jnp.asarray(nodes), cache, placement=placement
+  )
+  np.testing.assert_allclose(
+    logits[:, PATH],
+    np.take_along_axis(expected, columns[..., None], axis=1),
+    rtol=0,
+    atol=1e-4,
+  )
 
 
 def test_greedy_tokens_of_an_encoder_decoder():
