@@ -84,6 +84,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
     **_SHARED,
     'num_kv_shared_layers': 0,
   },
+  'shared, of one width, as E4B': {
+    **_SHARED,
+    'num_key_value_heads': 2,
+    'use_double_wide_mlp': False,
+  },
   'all but one shared': {
     **_SHARED,
     'layer_types': [FULL] * 6,

@@ -8,13 +8,13 @@ import functools
 import json
 import pathlib
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families
 from tests import slow, toy
+from tests.golden import pieces
 from tests.golden.gemma4_variants import VARIANTS, drawn
 
 save_file = pytest.importorskip('safetensors.numpy').save_file
@@ -45,37 +45,36 @@ def test_all_are_computed():
   assert files.keys() == VARIANTS.keys() == arrays.keys() - {'ids', 'files'}
 
 
+# Rows go on from different lengths.
+STARTS = [1, 6]
+
+
 @slow.parametrize(
   'name',
   VARIANTS,
   now=['a window of 2', 'all but one of each type shared', 'one expert of 6'],
 )
 def test_logits_of_ragged_rows_after_rollback(tmp_path, name):
-  """Rows go on from different lengths, a block per call, each call after one
-  with other tokens that is rolled back."""
   model, params = read(tmp_path, name)
   ids, expected = golden()[0]['ids'], golden()[0][name]
-  length = ids.shape[1]
-  starts = [1, 6]
-  rows = [row[:start].tolist() for row, start in zip(ids, starts, strict=True)]
-  cache = model.init(params, toy.prompt(rows, width=8), 2 * length)
-  padded = np.pad(ids, ((0, 0), (0, length)))
-  done = np.array(starts) - 1
-  worst = 0.0
-  while done.min() < length:
-    columns = done[:, None] + np.arange(BLOCK)
-    tokens = jnp.asarray(np.take_along_axis(padded, columns, axis=1))
-    _, used = model.extend(params, (tokens + 7) % 48, cache)
-    cache = model.rewind(used, jnp.asarray(done))
-    logits, cache = model.extend(params, tokens, cache)
-    for row, first in enumerate(done):
-      count = max(min(BLOCK, length - first), 0)
-      differences = logits[row, :count] - expected[row, first : first + count]
-      worst = max(worst, np.abs(differences).max(initial=0.0))
-    done = np.minimum(done + BLOCK, length)
-    cache = model.rewind(cache, jnp.asarray(done))
   assert np.abs(expected).max() > 1
-  assert worst < 1e-4
+  prompt = pieces.prompt_of(ids, STARTS)
+  pieces.check_ragged_rows(model, params, prompt, ids, expected, BLOCK)
+
+
+@pytest.mark.slow
+def test_logits_of_e4b_in_all_pieces(tmp_path):
+  """Of whole rows, token by token, and along a path in a tree; the other three
+  shapes have folders (`test_gemma_goldens.py`)."""
+  name = 'shared, of one width, as E4B'
+  model, params = read(tmp_path, name)
+  ids, expected = golden()[0]['ids'], golden()[0][name]
+  prompt = pieces.prompt_of(ids, STARTS)
+  one_token = pieces.prompt_of(ids, [1, 1])
+  whole = ids.shape[1]
+  pieces.check_ragged_rows(model, params, one_token, ids, expected, whole)
+  pieces.check_ragged_rows(model, params, prompt, ids, expected, 1)
+  pieces.check_path_in_tree(model, params, prompt, ids, expected)
 
 
 @pytest.mark.parametrize(

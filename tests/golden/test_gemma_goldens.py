@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import trees
-from specdec_jax.base import Tree
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families
 from tests import slow, toy
+from tests.golden import pieces
 from tests.golden.test_t5_goldens import TINY as T5S
 
 GOLDEN = pathlib.Path(__file__).parent
@@ -27,9 +26,6 @@ TINY = (
   'tiny_qwen3_moe',
 )
 BLOCK = 4
-# The nodes of a tree that have the text's tokens: the root, the second of its
-# children, and so on.
-TREE, PATH = Tree((0, 0, 1, 2, 2, 5)), [0, 2, 5, 6]
 
 
 @functools.cache
@@ -45,11 +41,10 @@ def golden(name: str):
 
 def prompt_of(arrays, ids, lengths):
   """The first tokens of each row, after the encoder's."""
-  rows = [row[:n].tolist() for row, n in zip(ids, lengths, strict=True)]
   encoder_rows = None
   if 'encoder_tokens' in arrays:
     encoder_rows = arrays['encoder_tokens'].tolist()
-  return toy.prompt(rows, width=16, encoder_rows=encoder_rows)
+  return pieces.prompt_of(ids, lengths, encoder_rows)
 
 
 def ids_of(arrays) -> np.ndarray:
@@ -71,57 +66,20 @@ def test_logits_of_whole_rows(name):
 @slow.parametrize('name', [*TINY, *T5S], now=[*TINY, 'tiny_t5_1_1'])
 @slow.parametrize('block', [1, BLOCK], now=[BLOCK])
 def test_logits_of_ragged_rows_after_rollback(name, block):
-  """Rows go on from different lengths, some tokens per call, each call after
-  one with other tokens that is rolled back. Windows are shorter than rows."""
-  config, params, model, arrays = golden(name)
+  """Windows are shorter than rows."""
+  _, params, model, arrays = golden(name)
   ids, expected = ids_of(arrays), arrays['logits']
-  num_rows, length = ids.shape
-  starts = np.array([1, 6, 16, 3])[:num_rows]
-  cache = model.init(params, prompt_of(arrays, ids, starts), 2 * length)
-  padded = np.pad(ids, ((0, 0), (0, 2 * length)))
-  done = np.array(starts) - 1
-  while done.min() < length:
-    columns = done[:, None] + np.arange(block)
-    tokens = jnp.asarray(np.take_along_axis(padded, columns, axis=1))
-    _, used = model.extend(params, (tokens + 7) % config.vocab_size, cache)
-    cache = model.rewind(used, jnp.asarray(done))
-    logits, cache = model.extend(params, tokens, cache)
-    for row, first in enumerate(done):
-      stop = min(first + block, length)
-      np.testing.assert_allclose(
-        logits[row, : max(stop - first, 0)],
-        expected[row, first:stop],
-        rtol=0,
-        atol=1e-4,
-      )
-    done = np.minimum(done + block, length)
-    cache = model.rewind(cache, jnp.asarray(done))
+  prompt = prompt_of(arrays, ids, [1, 6, 16, 3][: len(ids)])
+  pieces.check_ragged_rows(model, params, prompt, ids, expected, block)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*GEMMA_4, 'tiny_qwen3_moe'])
 def test_logits_of_a_path_in_a_tree(name):
-  """The text is one path of ragged rows; all other nodes have other tokens."""
-  config, params, model, arrays = golden(name)
+  _, params, model, arrays = golden(name)
   ids, expected = ids_of(arrays), arrays['logits']
-  starts = np.array([1, 6, 16])
-  cache = model.init(params, prompt_of(arrays, ids, starts), ids.shape[1])
-  columns = starts[:, None] - 1 + np.arange(len(PATH))
-  text = np.take_along_axis(ids, columns, axis=1)
-  nodes = (text[:, trees.depths(TREE)] + 7) % config.vocab_size
-  nodes[:, PATH] = text
-  placement = trees.placement(
-    TREE, range(len(TREE.parents) + 1), cache.lengths, cache.capacity
-  )
-  logits, _ = model.extend(
-    params, jnp.asarray(nodes), cache, placement=placement
-  )
-  np.testing.assert_allclose(
-    logits[:, PATH],
-    np.take_along_axis(expected, columns[..., None], axis=1),
-    rtol=0,
-    atol=1e-4,
-  )
+  prompt = prompt_of(arrays, ids, [1, 6, 16])
+  pieces.check_path_in_tree(model, params, prompt, ids, expected)
 
 
 def test_greedy_tokens_of_an_encoder_decoder():
