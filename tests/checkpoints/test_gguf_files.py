@@ -147,38 +147,42 @@ def offsets(path) -> dict[str, int]:
   return {name: info.offset - start for name, info in tensors.items()}
 
 
-@pytest.mark.parametrize('shift', [-32, 32])
-def test_tensors_that_overlap_are_refused(tmp_path, shift):
+QUERY = 'blk.0.attn_q.weight'
+LAST = 'blk.1.attn_v.weight'
+OVERLAP = rf'tiny.*{QUERY}.*before tensor|before.*{QUERY}'
+BAD_OFFSETS = {
+  'overlaps the one before': (
+    QUERY,
+    lambda places: places[QUERY] - 32,
+    OVERLAP,
+  ),
+  'overlaps the next': (QUERY, lambda places: places[QUERY] + 32, OVERLAP),
+  'two in one place': (
+    'blk.1.ffn_norm.weight',
+    lambda places: places['blk.0.ffn_norm.weight'],
+    r'blk\.\d\.ffn_norm.*blk\.\d\.ffn_norm',
+  ),
+  'unaligned': (
+    LAST,
+    lambda places: places[LAST] + 4,
+    rf'{LAST} has the offset \d+, no mult',
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('name', 'place', 'message'), BAD_OFFSETS.values(), ids=BAD_OFFSETS
+)
+def test_bad_offsets_are_refused(tmp_path, name, place, message):
   config = make_config()
   path = tmp_path / 'tiny.gguf'
   write_gguf(path, config, make_params(config))
-  name = 'blk.0.attn_q.weight'
-  move(path, name, offset=offsets(path)[name] + shift)
-  with pytest.raises(
-    ValueError, match=rf'tiny.*{name}.*before tensor|before.*{name}'
-  ):
-    load(gguf, path)
-
-
-def test_two_names_of_one_place_are_refused(tmp_path):
-  config = make_config()
-  path = tmp_path / 'tiny.gguf'
-  write_gguf(path, config, make_params(config))
-  place = offsets(path)['blk.0.ffn_norm.weight']
-  move(path, 'blk.1.ffn_norm.weight', offset=place)
-  with pytest.raises(ValueError, match=r'blk\.\d\.ffn_norm.*blk\.\d\.ffn_norm'):
-    load(gguf, path)
-
-
-def test_unaligned_tensors_are_refused(tmp_path):
-  config = make_config()
-  path = tmp_path / 'tiny.gguf'
-  write_gguf(path, config, make_params(config))
-  last = max(offsets(path), key=offsets(path).get)
+  places = offsets(path)
+  assert max(places, key=places.get) == LAST
   with open(path, 'ab') as file:
-    file.write(bytes(64))
-  move(path, last, offset=offsets(path)[last] + 4)
-  with pytest.raises(ValueError, match=rf'{last} has the offset \d+, no mult'):
+    file.write(bytes(64))  # Room for the last tensor to move.
+  move(path, name, offset=place(places))
+  with pytest.raises(ValueError, match=message):
     load(gguf, path)
 
 

@@ -21,6 +21,7 @@ from specdec_jax.cli.main import main
 from specdec_jax.models import families
 from specdec_jax.models.drafting.eagle import EagleConfig, feature_layers
 from specdec_jax.models.llama import RopeScaling
+from tests.checkpoints.huggingface_folders import rewrite
 from tests.checkpoints.tiny_models import assert_trees_equal
 
 pytest.importorskip('safetensors')
@@ -71,14 +72,6 @@ def folder(tmp_path):
 def change_json(folder, **changes) -> None:
   path = folder / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def change_tensors(folder, change) -> None:
-  from safetensors.numpy import load_file, save_file
-
-  tensors = load_file(folder / 'model.safetensors')
-  change(tensors)
-  save_file(tensors, folder / 'model.safetensors')
 
 
 LLAMA3 = RopeScaling(factor=8.0, original_max_positions=64)
@@ -191,45 +184,21 @@ def test_defaults_of_transformers_are_those_of_speculators(folder):
       {'architectures': ['Eagle3DeepseekV2ForCausalLM']},
       'DeepseekV2.*LlamaForCausalLMEagle3',
     ),
-    (
-      'safeailab',
-      {'hidden_act': 'gelu'},
-      "hidden_act is 'gelu'",
-    ),
+    ('safeailab', {'hidden_act': 'gelu'}, "hidden_act is 'gelu'"),
     ('safeailab', {'num_hidden_layers': 2}, 'num_hidden_layers is 2'),
     ('safeailab', {'attention_bias': True}, 'attention_bias is True'),
     ('safeailab', {'bias': True}, 'bias is True'),
-    (
-      'safeailab',
-      {'draft_vocab_size': 41},
-      '41.*40',
-    ),
-    (
-      'safeailab',
-      {'sliding_window': 64},
-      'sliding_window is 64',
-    ),
-    (
-      'safeailab',
-      {'use_sliding_window': True},
-      'use_sliding_window is True',
-    ),
+    ('safeailab', {'draft_vocab_size': 41}, '41.*40'),
+    ('safeailab', {'sliding_window': 64}, 'sliding_window is 64'),
+    ('safeailab', {'use_sliding_window': True}, 'use_sliding_window is True'),
     (
       'safeailab',
       {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}},
       r"rope_scaling\.type is 'dynamic'.*llama3",
     ),
-    (
-      'safeailab',
-      {'quantization_config': {'bits': 4}},
-      'quantization_config',
-    ),
+    ('safeailab', {'quantization_config': {'bits': 4}}, 'quantization_config'),
     ('safeailab', {'num_medusa_heads': 3}, 'num_medusa_heads is 3'),
-    (
-      'safeailab',
-      {'num_aux_hidden_states': 1},
-      'num_aux_hidden_states is 1',
-    ),
+    ('safeailab', {'num_aux_hidden_states': 1}, 'num_aux_hidden_states is 1'),
     (
       'specforge',
       {'eagle_config': {'use_aux_hidden_state': False}},
@@ -240,11 +209,7 @@ def test_defaults_of_transformers_are_those_of_speculators(folder):
       {'eagle_config': {'parallel_draft_step': 4}},
       r'eagle_config\.parallel_draft_step is 4',
     ),
-    (
-      'specforge',
-      {'eagle_config': {'depth': 7}},
-      r'eagle_config\.depth is 7',
-    ),
+    ('specforge', {'eagle_config': {'depth': 7}}, r'eagle_config\.depth is 7'),
     (
       'specforge',
       {'eagle_aux_hidden_state_layer_ids': [1, 4, 8]},
@@ -351,46 +316,51 @@ def test_no_key_is_overlooked(folder, spelling):
       read(eagle)
 
 
-def test_bad_tensors_are_named(folder):
-  eagle = folder('speculators')
-  original = (eagle / 'model.safetensors').read_bytes()
-
-  def refused(change, message):
-    change_tensors(eagle, change)
-    with pytest.raises(ValueError, match=message) as error:
-      read(eagle)
-    assert str(eagle) in str(error.value)
-    (eagle / 'model.safetensors').write_bytes(original)
-
-  name = 'layers.0.self_attn.q_proj.weight'
-  refused(lambda t: t.pop('d2t'), 'no tensor d2t')
-  refused(lambda t: t.pop('lm_head.weight'), 'no lm_head.weight')
-  refused(lambda t: t.pop(name), 'lacks .*midlayer.self_attn.q_proj')
-  refused(
-    lambda t: t.update({'layers.0.self_attn.q_proj.bias': t[name][0]}),
+QUERY = 'layers.0.self_attn.q_proj.weight'
+BAD_TENSORS = {
+  'no ids': (lambda t: t.pop('d2t'), 'no tensor d2t'),
+  'no head': (lambda t: t.pop('lm_head.weight'), 'no lm_head.weight'),
+  'no query': (lambda t: t.pop(QUERY), 'lacks .*midlayer.self_attn.q_proj'),
+  'bias': (
+    lambda t: t.update({'layers.0.self_attn.q_proj.bias': t[QUERY][0]}),
     'unexpected .*layers.0.self_attn.q_proj.bias',
-  )
-  refused(
-    lambda t: t.update({f'model.{name}': t[name]}),
-    f'both (model.)?{name} and',
-  )
-  refused(
+  ),
+  'query twice': (
+    lambda t: t.update({f'model.{QUERY}': t[QUERY]}),
+    f'both (model.)?{QUERY} and',
+  ),
+  'two features': (
     lambda t: t.update({'fc.weight': t['fc.weight'][:, :-16]}),
     r'fc.weight is \[16, 48\]',
-  )
-  refused(
+  ),
+  'ids as floats': (
     lambda t: t.update({'d2t': t['d2t'].astype(np.float32)}),
     'd2t is stored as float32',
-  )
-  refused(lambda t: t.update({'d2t': t['d2t'] + 2**40}), 'more than 32 bits')
-  refused(
+  ),
+  'ids of 64 bits': (
+    lambda t: t.update({'d2t': t['d2t'] + 2**40}),
+    'more than 32 bits',
+  ),
+  'ids beyond the vocabulary': (
     lambda t: t.update({'d2t': t['d2t'] + 40}),
     'target_ids are from 4. to 7.',
-  )
-  refused(
+  ),
+  'one id 12 times': (
     lambda t: t.update({'d2t': -np.arange(12)}),
     'token 0 12 times',
-  )
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'), BAD_TENSORS.values(), ids=BAD_TENSORS
+)
+def test_bad_tensors_are_named(folder, change, message):
+  eagle = folder('speculators')
+  rewrite(eagle, change)
+  with pytest.raises(ValueError, match=message) as error:
+    read(eagle)
+  assert str(eagle) in str(error.value)
 
 
 def test_own_formats_refuse_the_same_ids(tmp_path):
@@ -405,7 +375,7 @@ def test_own_formats_refuse_the_same_ids(tmp_path):
 def test_a_head_that_is_the_embedding(folder):
   """As in a tied Llama whose whole vocabulary is drafted."""
   eagle = folder('nemo')
-  change_tensors(eagle, lambda t: t.pop('lm_head.weight'))
+  rewrite(eagle, lambda t: t.pop('lm_head.weight'))
   _, params = read(eagle)
   np.testing.assert_array_equal(
     params['logits_dense']['kernel'].T, params['token_embedder']['embedding']

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface, safetensors_folder
+from tests.checkpoints.edits import edit_files
 from tests.checkpoints.huggingface_folders import (
   LLAMA3,
   change_json,
@@ -20,100 +21,113 @@ from tests.checkpoints.tiny_models import make_config, make_params
 pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')
 
+INDEX = 'model.safetensors.index.json'
+NORM = 'model.norm.weight'
+NO_JSON = r'config\.json.*no JSON'
 
-def test_missing_files_are_named(folder):
+
+DAMAGED = {
+  'no tokenizer': ({'tokenizer.json': None}, r'no tokenizer\.json'),
+  'no settings': ({'config.json': None}, r'cannot read .*config\.json'),
+  'empty settings': ({'config.json': ''}, NO_JSON),
+  'half an object': ({'config.json': '{'}, NO_JSON),
+  'a list': ({'config.json': '[]'}, NO_JSON),
+  'nested too deeply': ({'config.json': '[' * 100_000}, NO_JSON),
+  'not UTF-8': ({'config.json': b'\xff'}, NO_JSON),
+}
+
+
+@pytest.mark.parametrize(('edits', 'message'), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_files_are_refused(folder, edits, message):
+  edit_files(folder, edits)
+  with pytest.raises(ValueError, match=message):
+    load_folder(folder)
+
+
+def _move_norm(contents: bytes) -> str:
+  """The index says that the last norm is in the other file."""
+  weight_map = json.loads(contents)['weight_map']
+  others = set(weight_map.values()) - {weight_map[NORM]}
+  return json.dumps({'weight_map': weight_map | {NORM: others.pop()}})
+
+
+SECOND = 'model-00002-of-00002.safetensors'
+DAMAGED_SHARDS = {
+  'no second file': ({SECOND: None}, 'lacks model-00002-of-00002'),
+  'no index': ({SECOND: None, INDEX: None}, 'no weights'),
+  'absent tensor': ({INDEX: _move_norm}, f'lacks .*{NORM}'),
+  'no map': ({INDEX: '{}'}, 'no weight_map'),
+}
+
+
+@pytest.mark.parametrize(
+  ('edits', 'message'), DAMAGED_SHARDS.values(), ids=DAMAGED_SHARDS
+)
+def test_damaged_shards_are_refused(folder, edits, message):
   config = huggingface.read_config(folder)
   shard(folder)
-  (folder / 'model-00002-of-00002.safetensors').unlink()
-  with pytest.raises(ValueError, match='lacks model-00002-of-00002'):
-    huggingface.read_params(folder, config)
-  (folder / 'model.safetensors.index.json').unlink()
-  with pytest.raises(ValueError, match='no weights'):
-    huggingface.read_params(folder, config)
-  (folder / 'tokenizer.json').unlink()
-  with pytest.raises(ValueError, match=r'no tokenizer\.json'):
-    load_folder(folder)
-  (folder / 'config.json').unlink()
-  with pytest.raises(ValueError, match=r'cannot read .*config\.json'):
-    load_folder(folder)
-
-
-def test_an_index_that_names_absent_tensors_is_refused(folder):
-  config = huggingface.read_config(folder)
-  shard(folder)
-  path = folder / 'model.safetensors.index.json'
-  weight_map = json.loads(path.read_text())['weight_map']
-  name = 'model.norm.weight'
-  others = set(weight_map.values()) - {weight_map[name]}
-  change_json(path, weight_map=weight_map | {name: others.pop()})
-  with pytest.raises(ValueError, match=f'lacks .*{name}'):
-    huggingface.read_params(folder, config)
-  path.write_text('{}')
-  with pytest.raises(ValueError, match='no weight_map'):
+  edit_files(folder, edits)
+  with pytest.raises(ValueError, match=message):
     huggingface.read_params(folder, config)
 
 
 @pytest.mark.parametrize(
-  ('file_name', 'message'),
+  ('weight_map', 'message'),
   [
-    ('../other/model.safetensors', "is '../other/"),
-    ('/etc/passwd', r"norm\.weight is '/etc/passwd'"),
-    (5, r'weight_map\.model\.norm\.weight is 5'),
-    (['a'], r"is \['a'\]"),
-    ('a' * 300, 'lacks aaaa'),
-    ('\0', 'lacks \0'),
+    ({NORM: '../other/model.safetensors'}, "is '../other/"),
+    ({NORM: '/etc/passwd'}, r"norm\.weight is '/etc/passwd'"),
+    ({NORM: 5}, r'weight_map\.model\.norm\.weight is 5'),
+    ({NORM: ['a']}, r"is \['a'\]"),
+    ({NORM: 'a' * 300}, 'lacks aaaa'),
+    ({NORM: '\0'}, 'lacks \0'),
+    ('all', "weight_map is 'all'"),
   ],
 )
-def test_an_index_stays_in_its_folder(folder, file_name, message):
+def test_an_index_stays_in_its_folder(folder, weight_map, message):
   other = folder.parent / 'other'
   other.mkdir(exist_ok=True)
   (folder / 'model.safetensors').rename(other / 'model.safetensors')
-  change_json(
-    folder / 'model.safetensors.index.json',
-    weight_map={'model.norm.weight': file_name},
-  )
+  change_json(folder / INDEX, weight_map=weight_map)
   with pytest.raises(ValueError, match=message):
     safetensors_folder.open_tensors(folder)
 
 
-def test_an_index_without_a_map_is_refused(folder):
-  (folder / 'model.safetensors').unlink()
-  path = folder / 'model.safetensors.index.json'
-  change_json(path, weight_map='all')
-  with pytest.raises(ValueError, match="weight_map is 'all'"):
-    safetensors_folder.open_tensors(folder)
-
-
-def test_bad_tensors_are_named(folder):
-  config = huggingface.read_config(folder)
-  name = 'model.layers.1.mlp.up_proj.weight'
-
-  def refused(change, message):
-    original = (folder / 'model.safetensors').read_bytes()
-    rewrite(folder, change)
-    with pytest.raises(ValueError, match=message):
-      huggingface.read_params(folder, config)
-    (folder / 'model.safetensors').write_bytes(original)
-
-  refused(lambda t: t.pop(name), f'lacks .*{name}')
-  refused(
-    lambda t: t.update({name: t[name][1:]}),
-    rf'{name} is \[63, 32\]',
-  )
-  refused(lambda t: t.update({name: t[name].astype(np.int8)}), 'as int8')
-  refused(lambda t: t.update({name: t[name] > 0}), f'{name} is stored as BOOL')
-  refused(
+NAME = 'model.layers.1.mlp.up_proj.weight'
+Q_NORM = 'model.layers.0.self_attn.q_norm.weight'
+BAD_TENSORS = {
+  'missing': (lambda t: t.pop(NAME), f'lacks .*{NAME}'),
+  'a row less': (
+    lambda t: t.update({NAME: t[NAME][1:]}),
+    rf'{NAME} is \[63, 32\]',
+  ),
+  'integers': (lambda t: t.update({NAME: t[NAME].astype(np.int8)}), 'as int8'),
+  'booleans': (
+    lambda t: t.update({NAME: t[NAME] > 0}),
+    f'{NAME} is stored as BOOL',
+  ),
+  'a row less of each': (
     lambda t: t.update({key: value[1:] for key, value in t.items()}),
     r'does not fit: .*; .*; .*; .* and \d+ more',
-  )
-  refused(
-    lambda t: t.update({name: t[name] * np.float32(np.nan)}),
-    f'{name} holds a NaN',
-  )
-  refused(
-    lambda t: t.update({'model.layers.0.self_attn.q_norm.weight': t[name]}),
+  ),
+  'NaN': (
+    lambda t: t.update({NAME: t[NAME] * np.float32(np.nan)}),
+    f'{NAME} holds a NaN',
+  ),
+  'one too many': (
+    lambda t: t.update({Q_NORM: t[NAME]}),
     'unexpected .*model.layers.0.self_attn.q_norm',
-  )
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'), BAD_TENSORS.values(), ids=BAD_TENSORS
+)
+def test_bad_tensors_are_named(folder, change, message):
+  config = huggingface.read_config(folder)
+  rewrite(folder, change)
+  with pytest.raises(ValueError, match=message):
+    huggingface.read_params(folder, config)
 
 
 @pytest.mark.parametrize('size', [0, 5, 100, 5000, -1])
@@ -128,22 +142,13 @@ def test_truncated_weights_are_refused(folder, size):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'model_type': 'gpt2'},
-      "type is 'gpt2'.*t5, mt5",
-    ),
+    ({'model_type': 'gpt2'}, "type is 'gpt2'.*t5, mt5"),
     (
       {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
       r"rope_scaling\.type is 'linear'.*llama3",
     ),
-    (
-      {'rope_parameters': {'rope_type': 'llama3'}},
-      r'rope_parameters\.factor',
-    ),
-    (
-      {'rope_scaling': LLAMA3 | {'factor': 0.5}},
-      r'factor 0\.5.* 64',
-    ),
+    ({'rope_parameters': {'rope_type': 'llama3'}}, r'rope_parameters\.factor'),
+    ({'rope_scaling': LLAMA3 | {'factor': 0.5}}, r'factor 0\.5.* 64'),
     (
       {'rope_scaling': LLAMA3 | {'high_freq_factor': 1.0}},
       'low_freq_factor 1.0.*less than',
@@ -156,22 +161,13 @@ def test_truncated_weights_are_refused(folder, size):
       {'rope_scaling': LLAMA3, 'rope_parameters': {'rope_theta': 1e6}},
       r'rope_parameters\.rope_theta is 1.*no such section beside rope_scaling',
     ),
-    (
-      {'partial_rotary_factor': 0.5},
-      'partial_rotary_factor is 0.5',
-    ),
+    ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor is 0.5'),
     ({'rope_interleaved': True}, 'rope_interleaved is True'),
     ({'hidden_act': 'gelu'}, "hidden_act is 'gelu'"),
     ({'attention_bias': True}, 'attention_bias is True'),
     ({'mlp_bias': True}, 'mlp_bias is True'),
-    (
-      {'model_type': 'qwen3', 'attention_bias': True},
-      'attention_bias is True',
-    ),
-    (
-      {'quantization_config': {'bits': 4}},
-      'quantization_config.*bits',
-    ),
+    ({'model_type': 'qwen3', 'attention_bias': True}, 'attention_bias is True'),
+    ({'quantization_config': {'bits': 4}}, 'quantization_config.*bits'),
     ({'compression_config': {}}, 'compression_config is {}'),
     ({'sliding_window': 64}, 'sliding_window is 64'),
     (
@@ -202,6 +198,7 @@ def test_truncated_weights_are_refused(folder, size):
       {'rope_scaling': {'factor': 4.0}},
       r'rope_scaling\.factor is 4.0.*rope_type',
     ),
+    ({'rope_scaling': {'type': 5}}, r'rope_scaling\.type is 5'),
     ({'is_encoder_decoder': True}, 'is_encoder_decoder is True'),
     ({'is_causal': False}, 'is_causal is False'),
     ({'num_key_value_heads': 3}, '4 heads'),
@@ -244,20 +241,6 @@ def test_unsupported_networks_are_refused(folder, changes, message):
 def test_settings_of_another_type_are_named(folder, key, value, message):
   change_json(folder / 'config.json', **{key: value})
   with pytest.raises(ValueError, match=rf'config\.json: {key} {message}'):
-    load_folder(folder)
-
-
-def test_settings_of_a_section_are_named(folder):
-  change_json(folder / 'config.json', rope_scaling={'type': 5})
-  with pytest.raises(ValueError, match=r'rope_scaling\.type is 5'):
-    load_folder(folder)
-
-
-@pytest.mark.parametrize('text', ['', '{', '[]', '[' * 100_000, b'\xff'])
-def test_broken_json_is_refused(folder, text):
-  content = text if isinstance(text, bytes) else text.encode()
-  (folder / 'config.json').write_bytes(content)
-  with pytest.raises(ValueError, match=r'config\.json.*no JSON'):
     load_folder(folder)
 
 

@@ -10,6 +10,7 @@ import pytest
 from specdec_jax.checkpoints import huggingface, loading
 from specdec_jax.cli.main import main
 from specdec_jax.text import prompts, vocabulary_files
+from tests.checkpoints.huggingface_folders import rewrite
 from tests.checkpoints.tiny_models import assert_trees_equal
 from tests.checkpoints.tiny_t5 import make_config, make_params
 
@@ -22,15 +23,6 @@ def change_json(path, **changes) -> None:
   settings = json.loads(path.read_text()) | changes
   settings = {k: v for k, v in settings.items() if v != ABSENT}
   path.write_text(json.dumps(settings))
-
-
-def rewrite(folder, change) -> None:
-  """Applies `change` to the dict of a folder's tensors."""
-  from safetensors.numpy import load_file, save_file
-
-  tensors = load_file(folder / 'model.safetensors')
-  change(tensors)
-  save_file(tensors, folder / 'model.safetensors')
 
 
 @pytest.fixture
@@ -67,9 +59,6 @@ def test_a_umt5_is_written_and_read(tmp_path):
   assert stated['model_type'] == 'umt5'
   assert huggingface.read_config(tmp_path) == config
   assert_trees_equal(huggingface.read_params(tmp_path, config), params)
-  change_json(tmp_path / 'config.json', scalable_attention=False)
-  with pytest.raises(ValueError, match='attention is False'):
-    huggingface.read_config(tmp_path)
 
 
 def test_every_tensor_is_transposed_but_embeddings(folder):
@@ -189,6 +178,8 @@ def test_embeddings_of_a_stack_alone_are_refused(tmp_path, kind, stack):
     ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu'.*gelu_new"),
     ({'is_gated_act': False}, 'is_gated_act is False'),
     ({'scalable_attention': True}, 'scalable_attention is True'),
+    ({'model_type': 'umt5', 'scalable_attention': False}, 'attention is False'),
+    ({'relative_attention_num_buckets': 2}, r'config\.json.*2 buckets'),
     ({'model_type': 'umt5'}, 'block.1.*relative_attention'),
     ({'d_ff': 48}, r'wi_0.weight is \[24, 16\].*\[48, 16\]'),
     ({'vocab_size': 64}, r'shared.weight is \[32, 16\].*\[64, 16\]'),
@@ -212,28 +203,29 @@ def test_a_generation_config_with_another_start_is_refused(folder):
     huggingface.read_config(folder)
 
 
-def test_sizes_that_make_no_network_name_the_file(folder):
-  change_json(folder / 'config.json', relative_attention_num_buckets=2)
-  with pytest.raises(ValueError, match=r'config\.json.*2 buckets'):
-    huggingface.read_config(folder)
+@pytest.mark.parametrize(
+  ('sizes', 'message'),
+  [
+    ({'relpos_num_buckets': 2}, '2 buckets'),
+    ({'relpos_num_buckets': 32, 'relpos_max_distance': 16}, 'up to 16'),
+  ],
+)
+def test_too_few_buckets_are_refused(sizes, message):
+  with pytest.raises(ValueError, match=message):
+    make_config(**sizes)
 
 
-def test_too_few_buckets_are_refused():
-  with pytest.raises(ValueError, match='2 buckets'):
-    make_config(relpos_num_buckets=2)
-  with pytest.raises(ValueError, match='up to 16'):
-    make_config(relpos_num_buckets=32, relpos_max_distance=16)
-
-
-def test_what_no_folder_can_hold_is_refused(tmp_path):
-  config = make_config(num_encoder_layers=0)
-  with pytest.raises(ValueError, match='without an encoder'):
-    huggingface.save(tmp_path, config, make_params(config))
-  config = make_config(mlp_activations=('gelu',))
-  with pytest.raises(ValueError, match=r"no T5 with \('gelu',\)"):
-    huggingface.save(tmp_path, config, make_params(config))
-  config = make_config(has_layer_relpos=True, is_tied=True)
-  with pytest.raises(ValueError, match=r'has_layer_relpos.*is_tied'):
+@pytest.mark.parametrize(
+  ('sizes', 'message'),
+  [
+    ({'num_encoder_layers': 0}, 'without an encoder'),
+    ({'mlp_activations': ('gelu',)}, r"no T5 with \('gelu',\)"),
+    ({'has_layer_relpos': True, 'is_tied': True}, r'has_layer_relpos.*is_tied'),
+  ],
+)
+def test_what_no_folder_can_hold_is_refused(tmp_path, sizes, message):
+  config = make_config(**sizes)
+  with pytest.raises(ValueError, match=message):
     huggingface.save(tmp_path, config, make_params(config))
   assert list(tmp_path.iterdir()) == []
 

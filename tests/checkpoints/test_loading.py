@@ -151,16 +151,17 @@ def test_sentinels_are_those_that_fit_the_embeddings(t5_folder):
   assert loaded.vocabulary.vocab_size == 85
 
 
-def test_too_many_sentinels_are_refused(t5_folder):
+@pytest.mark.parametrize(
+  ('extra_ids', 'message'),
+  [
+    (50, r'135 tokens.*128.*"extra_ids"'),
+    (1_000_000_000, 'extra_ids is 1000000000'),
+  ],
+)
+def test_too_many_sentinels_are_refused(t5_folder, extra_ids, message):
   path = t5_folder / 'tokenizer_config.json'
-  path.write_text('{"extra_ids": 50}')
-  with pytest.raises(
-    ValueError,
-    match=r'135 tokens.*128.*"extra_ids"',
-  ):
-    loading.load(str(t5_folder))
-  path.write_text('{"extra_ids": 1000000000}')
-  with pytest.raises(ValueError, match='extra_ids is 1000000000'):
+  path.write_text(json.dumps({'extra_ids': extra_ids}))
+  with pytest.raises(ValueError, match=message):
     loading.load(str(t5_folder))
 
 

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specdec_jax.checkpoints import model_file, orbax
 from specdec_jax.models import families
 from tests.checkpoints import tiny_models
+from tests.checkpoints.edits import change_json, edit_files
 from tests.checkpoints.tiny_models import assert_trees_equal
 from tests.checkpoints.tiny_t5 import make_config, make_params
 
@@ -104,30 +105,42 @@ def _entry(*keys, **value) -> dict:
   return {'key_metadata': names, 'value_metadata': value}
 
 
+def _tree(**entries):
+  return change_json(tree_metadata=entries)
+
+
+def _other_name(contents: bytes) -> bytes:
+  return contents.replace(b'"token_embedder"', b'"../../other"')
+
+
+BAD_TREES = {
+  'no tree': (change_json(tree_metadata=5), 'tree_metadata is 5'),
+  'a number': (_tree(x=5), 'x is 5'),
+  'no keys': (_tree(x={}), 'the keys'),
+  'no key': (_tree(x=_entry()), 'the keys'),
+  'a number as key': (_tree(x=_entry(3)), r'the keys \[3\]'),
+  'parent folder': (_tree(x=_entry('..')), 'the keys'),
+  'surrogate': (_tree(x=_entry('\ud800')), 'the keys'),
+  'path out of the folder': (_other_name, r"the keys \['\.\./\.\./other'"),
+  'skip_deserialize': (
+    _tree(x=_entry('a', skip_deserialize=1)),
+    'skip_deserialize is 1',
+  ),
+  'use_ocdbt': (change_json(use_ocdbt='no'), "use_ocdbt is 'no'"),
+  'use_zarr3': (change_json(use_zarr3=[]), r'use_zarr3 is \[\]'),
+  'nested too deeply': ('[' * 100_000, '_METADATA is no JSON'),
+  'a list': ('[]', '_METADATA holds no JSON object'),
+}
+
+
 @pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'tree_metadata': 5}, 'tree_metadata is 5'),
-    ({'tree_metadata': {'x': 5}}, 'x is 5'),
-    ({'tree_metadata': {'x': {}}}, 'the keys'),
-    ({'tree_metadata': {'x': _entry()}}, 'the keys'),
-    ({'tree_metadata': {'x': _entry(3)}}, r'the keys \[3\]'),
-    ({'tree_metadata': {'x': _entry('..')}}, 'the keys'),
-    ({'tree_metadata': {'x': _entry('\ud800')}}, 'the keys'),
-    (
-      {'tree_metadata': {'x': _entry('a', skip_deserialize=1)}},
-      'skip_deserialize is 1',
-    ),
-    ({'use_ocdbt': 'no'}, "use_ocdbt is 'no'"),
-    ({'use_zarr3': []}, r'use_zarr3 is \[\]'),
-  ],
+  ('metadata', 'message'), BAD_TREES.values(), ids=BAD_TREES
 )
-def test_trees_of_other_things(folder, changes, message):
-  path = folder / 'params' / '_METADATA'
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def test_trees_of_other_things(folder, metadata, message):
+  edit_files(folder, {'params/_METADATA': metadata})
   with pytest.raises(ValueError, match=message) as error:
     orbax.open_tree(folder / 'params')
-  assert str(error.value).startswith(str(path))
+  assert str(error.value).startswith(f'{folder}/params/_METADATA')
 
 
 def test_metadata_that_does_not_state_ocdbt(folder):
@@ -138,26 +151,6 @@ def test_metadata_that_does_not_state_ocdbt(folder):
   path.write_text(json.dumps(stated))
   params = orbax.restore(folder, families.param_shapes(make_config()))
   assert_trees_equal(params, make_params(make_config()))
-
-
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('[' * 100_000, 'is no JSON'),
-    ('[]', 'holds no JSON object'),
-  ],
-)
-def test_damaged_metadata(folder, text, message):
-  (folder / 'params' / '_METADATA').write_text(text)
-  with pytest.raises(ValueError, match=f'_METADATA {message}'):
-    orbax.open_tree(folder / 'params')
-
-
-def test_keys_that_lead_out_of_the_folder_are_refused(folder):
-  path = folder / 'params' / '_METADATA'
-  path.write_text(path.read_text().replace('"token_embedder"', '"../../other"'))
-  with pytest.raises(ValueError, match=r"the keys \['\.\./\.\./other'"):
-    orbax.open_tree(folder / 'params')
 
 
 @pytest.mark.parametrize(
@@ -181,11 +174,10 @@ def test_keys_that_lead_out_of_the_folder_are_refused(folder):
   ],
 )
 def test_bad_sizes_are_refused(folder, change, message):
-  path = folder / 'model.json'
-  contents = json.loads(path.read_text())
+  contents = json.loads((folder / 'model.json').read_text())
   if not set(change) <= set(contents):
     change = {'config': contents['config'] | change}
-  path.write_text(json.dumps(contents | change))
+  edit_files(folder, {'model.json': change_json(**change)})
   with pytest.raises(ValueError, match=message):
     model_file.read(folder)
 

@@ -13,6 +13,7 @@ import pytest
 from flax import serialization
 
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x
+from tests.checkpoints.edits import cut, edit_files, half
 from tests.checkpoints.t5x_folders import (
   FORMATS,
   KERNEL,
@@ -21,6 +22,9 @@ from tests.checkpoints.t5x_folders import (
 )
 from tests.checkpoints.tiny_t5 import make_config, make_params
 
+# The folder of a parameter in a legacy checkpoint.
+ARRAY = f'target.{KERNEL.replace("/", ".")}'
+
 
 def test_integers_are_refused():
   arrays = {'x': np.zeros(3, np.int32)}
@@ -28,38 +32,62 @@ def test_integers_are_refused():
     stored_arrays.read_tree(arrays, {'x': jnp.zeros(3)}, source='it')
 
 
-def test_a_legacy_checkpoint_without_all_its_files(legacy, shapes):
-  folder = legacy / f'target.{KERNEL.replace("/", ".")}'
-  chunk = folder / '0.0'
-  content = chunk.read_bytes()
-  incomplete = f'checkpoint_7 is incomplete or damaged: array {KERNEL}'
-  chunk.write_bytes(content[:-1000])
-  with pytest.raises(ValueError, match=f'{incomplete} cannot be read'):
-    t5x.read_target(legacy, shapes)
-  chunk.unlink()
-  with pytest.raises(ValueError, match=f'{incomplete}.*is missing'):
-    t5x.read_target(legacy, shapes)
-  shutil.rmtree(folder)
-  with pytest.raises(ValueError, match=f'{incomplete} cannot be opened'):
+CHUNK = f'{ARRAY}/0.0'
+INCOMPLETE = f'checkpoint_7 is incomplete or damaged: array {KERNEL}'
+DAMAGED_LEGACY = {
+  'chunk cut': ({CHUNK: cut(-1000)}, f'{INCOMPLETE} cannot be read'),
+  'no chunk': ({CHUNK: None}, f'{INCOMPLETE}.*is missing'),
+  'no array': ({ARRAY: None}, f'{INCOMPLETE} cannot be opened'),
+  'empty index': ({'checkpoint': b''}, 'truncated'),
+  'index of 1 byte': ({'checkpoint': cut(1)}, 'truncated'),
+  'index of 100 bytes': ({'checkpoint': cut(100)}, 'truncated'),
+  'half of an index': ({'checkpoint': half}, 'truncated'),
+  'index without its last byte': ({'checkpoint': cut(-1)}, 'truncated'),
+  'index is a list': ({'checkpoint': b'\x92\x01\x02'}, 'it holds no names'),
+  'no version': (
+    {'checkpoint': msgpack.packb({'model': {}})},
+    'has no version: expected 3',
+  ),
+  'version 2': (
+    {'checkpoint': msgpack.packb({'optimizer': {'target': {}}, 'version': 2})},
+    'version is 2',
+  ),
+  'no target': (
+    {'checkpoint': msgpack.packb({'optimizer': {}, 'version': 3})},
+    'holds no parameters',
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('edits', 'message'), DAMAGED_LEGACY.values(), ids=DAMAGED_LEGACY
+)
+def test_damaged_legacy_checkpoints(legacy, shapes, edits, message):
+  edit_files(legacy, edits)
+  with pytest.raises(ValueError, match=message):
     t5x.read_target(legacy, shapes)
 
 
-def test_an_index_that_is_damaged(legacy, shapes):
-  path = legacy / 'checkpoint'
-  content = path.read_bytes()
-  for cut in (0, 1, 100, len(content) // 2, len(content) - 1):
-    path.write_bytes(content[:cut])
-    with pytest.raises(ValueError, match='truncated'):
-      t5x.read_target(legacy, shapes)
-  for contents, message in (
-    ([1, 2], 'it holds no names'),
-    ({'model': {}}, 'has no version: expected 3'),
-    ({'optimizer': {'target': {}}, 'version': 2}, 'version is 2'),
-    ({'optimizer': {}, 'version': 3}, 'holds no parameters'),
-  ):
-    path.write_bytes(serialization.msgpack_serialize(contents))
-    with pytest.raises(ValueError, match=message):
-      t5x.read_target(legacy, shapes)
+METADATA = 'state/_METADATA'
+NO_TREE = r'_METADATA (is|holds|has) no '
+DAMAGED_ORBAX = {
+  'empty metadata': ({METADATA: ''}, NO_TREE),
+  'no tree': ({METADATA: '{}'}, NO_TREE),
+  'metadata is a list': ({METADATA: '[]'}, NO_TREE),
+  'half of the metadata': ({METADATA: half}, NO_TREE),
+  'data cut': ({'state/ocdbt.process_0/d/*': cut(100)}, r'incomplete.*array'),
+  'no manifest': ({'state/manifest.ocdbt': None}, r'incomplete.*array'),
+  'no metadata': ({METADATA: None}, 'not written'),
+}
+
+
+@pytest.mark.parametrize(
+  ('edits', 'message'), DAMAGED_ORBAX.values(), ids=DAMAGED_ORBAX
+)
+def test_damaged_orbax_checkpoints(orbax_folder, shapes, edits, message):
+  edit_files(orbax_folder, edits)
+  with pytest.raises(ValueError, match=message):
+    t5x.read_target(orbax_folder, shapes)
 
 
 def _index(optimizer=None, **others) -> bytes:
@@ -128,7 +156,7 @@ def test_specs_of_other_things(legacy, change, message):
 
 def test_a_chunk_larger_than_its_array_is_refused(legacy, shapes):
   """Memory for a whole chunk is taken; for one too large the process aborts."""
-  folder = legacy / f'target.{KERNEL.replace("/", ".")}'
+  folder = legacy / ARRAY
   metadata = json.loads((folder / '.zarray').read_text())
   message = f'array {KERNEL} cannot be opened .its chunks are .*it is 64x128'
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -151,43 +179,28 @@ def test_paths_that_lead_elsewhere(legacy, shapes, path):
     t5x.read_target(legacy, shapes)
 
 
-def test_an_orbax_checkpoint_without_all_its_files(orbax_folder, shapes):
-  state = orbax_folder / 'state'
-  content = (state / '_METADATA').read_text()
-  for text in ('', '{}', '[]', content[: len(content) // 2]):
-    (state / '_METADATA').write_text(text)
-    with pytest.raises(ValueError, match=r'_METADATA (is|holds|has) no '):
-      t5x.read_target(orbax_folder, shapes)
-  (state / '_METADATA').write_text(content)
-  for data in (state / 'ocdbt.process_0' / 'd').iterdir():
-    data.write_bytes(data.read_bytes()[:100])
-  with pytest.raises(ValueError, match=r'incomplete.*array'):
-    t5x.read_target(orbax_folder, shapes)
-  (state / 'manifest.ocdbt').unlink()
-  with pytest.raises(ValueError, match=r'incomplete.*array'):
-    t5x.read_target(orbax_folder, shapes)
-  (state / '_METADATA').unlink()
-  with pytest.raises(ValueError, match='not written'):
-    t5x.read_target(orbax_folder, shapes)
-
-
-def test_folders_that_are_no_checkpoint(tmp_path, legacy):
-  def refused(path, message):
-    assert t5x.layout_of(path) is None
-    with pytest.raises(ValueError, match=message):
-      t5x.find(path)
-
-  refused('s3://bucket/checkpoint_7', 'local disk')
-  refused(tmp_path / 'none', 'no folder')
+@pytest.mark.parametrize(
+  ('path', 'message'),
+  [
+    ('s3://bucket/checkpoint_7', 'local disk'),
+    ('none', 'no folder'),
+    ('unfinished/checkpoint_7.tmp-123', 'unfinished, temporary'),
+    ('unfinished/checkpoint_7.orbax-checkpoint-tmp-1', 'unfinished, temporary'),
+    ('unfinished', 'no finished checkpoint'),
+    ('checkpoint_7', 'folder state'),
+    ('empty', 'no finished checkpoint_N'),
+  ],
+)
+def test_folders_that_are_no_checkpoint(tmp_path, legacy, path, message):
   for name in ('checkpoint_7.tmp-123', 'checkpoint_7.orbax-checkpoint-tmp-1'):
-    copy = tmp_path / 'unfinished' / name
-    shutil.copytree(legacy, copy)
-    refused(copy, 'unfinished, temporary')
-  refused(tmp_path / 'unfinished', 'no finished checkpoint')
+    shutil.copytree(legacy, tmp_path / 'unfinished' / name)
   (legacy / 'checkpoint').unlink()
-  refused(legacy, 'folder state')
   (tmp_path / 'empty').mkdir()
-  refused(tmp_path / 'empty', 'no finished checkpoint_N')
+  if '://' not in path:
+    path = tmp_path / path
+  assert t5x.layout_of(path) is None
+  with pytest.raises(ValueError, match=message):
+    t5x.find(path)
 
 
 @pytest.mark.parametrize('format', FORMATS)
