@@ -44,7 +44,7 @@ _IF_ANY = (
 # Flags that are only for compiled costs.
 _COMPILED = (
   *('target', 'draft', 'drafter', 'topology', 'batch_size', 'input_length'),
-  *('num_partitions', 'dtype', 'weights', 'cache_dtype'),
+  *('num_partitions', 'dtype', 'weights', 'cache_dtype', 'no_trees'),
   *('bits', 'group', 'layers'),
 )
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
@@ -103,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     type=numbers.positive_int,
     help='the largest gamma considered, and the most nodes of a tree (default: '
     'as measured, or 12)',
+  )
+  add(
+    '--no_trees',
+    action='store_true',
+    help='compile no trees, which take most of the time of large models',
   )
   add(
     '--tokens',
@@ -256,7 +261,10 @@ def _compile(args: argparse.Namespace) -> Figures:
     num_partitions=args.num_partitions
     or workloads.default_num_partitions(slice_, batch_size),
   )
-  pair = dataclasses.asdict(parts.pair_costs(task, max_gamma=max_gamma))
+  pair_costs = parts.pair_costs(
+    task, max_gamma=max_gamma, has_trees=not args.no_trees
+  )
+  pair = dataclasses.asdict(pair_costs)
   return {
     'kind': KIND,
     'source': 'compiled',

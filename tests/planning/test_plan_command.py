@@ -1,5 +1,6 @@
 """`specdec calibrate` and `specdec plan`: from a measurement to a gamma."""
 
+import importlib.util
 import json
 import re
 
@@ -287,12 +288,41 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
     (('--costs', 'x', '--target', 't5_mini'), '--target is for'),
     (('--costs', 'x', '--batch_size', '2'), 'not for --costs'),
     (('--costs', 'x', '--dtype', 'float32'), '--dtype is for'),
+    (('--costs', 'x', '--no_trees'), '--no_trees is for'),
     (('--alpha', '2'), 'in [0, 1]'),
     (('--drafter', 'none'), "choice: 'none'"),
   ],
 )
 def test_bad_input_is_one_sentence(run, options, words):
   assert_refused(run('plan', *options), words)
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None,
+  reason='needs libtpu: pip install -e ".[tpu]"',
+)
+def test_trees_need_not_be_compiled(run):
+  def planned(*options):
+    result = run(
+      *('plan', '--target', 't5_mini', '--draft', 't5_nano', '--json', '-'),
+      *('--topology', 'v4:1x1x1', '--max_gamma', '2', '--alpha', '.6'),
+      *options,
+    )
+    assert result.status == 0
+    return json.loads(result.out)
+
+  record = planned('--no_trees')
+  assert [*record['programs']] == [
+    *(f'target, {width} positions' for width in (1, 2, 3)),
+    *('drafter, first token', 'drafter, further token'),
+  ]
+  [plan] = record['plans']
+  assert plan['tree'] is None
+  [plan_of_both] = planned()['plans']
+  assert plan_of_both['tree']['choice']['gamma'] == 2
+  assert plan_of_both['best'] == plan['best']
 
 
 def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
