@@ -126,11 +126,7 @@ def test_a_character_of_several_tokens_is_shown_whole():
     ('a text', {}, 'texts is a string'),
     ([b'ab'], {}, "text 1.*b'ab'"),
     (['ab', ' \n'], {}, 'text 2.*empty'),
-    (
-      ['ab', 'ab' * 200],
-      {},
-      r'prompt 2.*\d+ tokens',
-    ),
+    (['ab', 'ab' * 200], {}, r'prompt 2.*\d+ tokens'),
     (['ab' * 60], {'max_new_tokens': 100}, 'lower max_new_tokens to'),
     (['ab'], {'max_new_tokens': 0}, 'max_new_tokens .* got 0'),
     (['ab'], {'batch_size': 0}, 'batch_size .* got 0'),
@@ -186,11 +182,16 @@ def test_no_texts_are_no_completions(decoder):
   assert generate(decoder, []) == []
 
 
-def test_a_stream_is_of_one_text(decoder):
-  with pytest.raises(ValueError, match='text 1: messages'):
-    specdec_jax.stream(decoder, ['ab'])
-  with pytest.raises(ValueError, match='stop is a string'):
-    specdec_jax.stream(decoder, 'ab', stop='ab')
+@pytest.mark.parametrize(
+  ('text', 'options', 'message'),
+  [
+    (['ab'], {}, 'text 1: messages'),
+    ('ab', {'stop': 'ab'}, 'stop is a string'),
+  ],
+)
+def test_a_stream_is_of_one_text(decoder, text, options, message):
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.stream(decoder, text, **options)
 
 
 def test_logits_that_are_no_numbers_are_said(tmp_path):

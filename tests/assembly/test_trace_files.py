@@ -9,6 +9,7 @@ from specdec_jax.assembly import recording
 from specdec_jax.assembly import trace_files as storage
 from specdec_jax.cli import outputs
 from tests.assembly import tiny_decodes as tiny
+from tests.edits import edit_files
 
 
 def write_all(path, records):
@@ -165,32 +166,41 @@ def test_errors_name_the_line(records, path, line, change, reason):
   assert str(error.value).startswith(f'{path}:{line}: ')
 
 
-@pytest.mark.parametrize(
-  ('junk', 'reason'),
-  [
-    (b'{"type": "pro', 'not a record of a trace: Unterminated string'),
-    (b'', 'not a record of a trace: Expecting value'),
-    (b'\xff', "'utf-8'"),
-    (b'[' * 200_000 + b']' * 200_000, 'its lists are nested too deeply'),
-  ],
-)
-def test_corruption_before_the_end_is_an_error(path, junk, reason):
-  lines = path.read_bytes().split(b'\n')
-  lines[1] = junk
-  path.write_bytes(b'\n'.join(lines))
-  with pytest.raises(ValueError, match=f'trace.jsonl:2: {reason}'):
-    storage.read(path)
+DEEP = b'[' * 200_000 + b']' * 200_000
 
 
-def test_a_last_line_that_is_nested_too_deeply_is_not_cut(path):
-  path.write_bytes(path.read_bytes() + b'[' * 200_000 + b']' * 200_000)
-  with pytest.raises(ValueError, match='nested'):
-    storage.read(path)
+def second_line(line: bytes):
+  """Another second line."""
+
+  def edit(contents: bytes) -> bytes:
+    lines = contents.split(b'\n')
+    lines[1] = line
+    return b'\n'.join(lines)
+
+  return edit
 
 
-@pytest.mark.parametrize('data', [b'', b'{"type": "hea'])
-def test_without_a_header_there_is_no_trace(tmp_path, data):
-  path = tmp_path / 'trace.jsonl'
-  path.write_bytes(data)
-  with pytest.raises(ValueError, match='no header'):
+NO_RECORD = 'trace.jsonl:2: not a record of a trace'
+DAMAGED = {
+  'half a line': (
+    second_line(b'{"type": "pro'),
+    f'{NO_RECORD}: Unterminated string',
+  ),
+  'empty line': (second_line(b''), f'{NO_RECORD}: Expecting value'),
+  'no UTF-8': (second_line(b'\xff'), "trace.jsonl:2: 'utf-8'"),
+  'nested too deeply': (
+    second_line(DEEP),
+    'trace.jsonl:2: its lists are nested too deeply',
+  ),
+  # It is not taken for one that was cut.
+  'last line nested too deeply': (lambda contents: contents + DEEP, 'nested'),
+  'empty': (b'', 'no header'),
+  'half a header': (b'{"type": "hea', 'no header'),
+}
+
+
+@pytest.mark.parametrize(('edit', 'message'), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_traces_are_refused(path, edit, message):
+  edit_files(path.parent, {path.name: edit})
+  with pytest.raises(ValueError, match=message):
     storage.read(path)

@@ -247,23 +247,41 @@ def test_faults_and_figures_of_a_report():
   eos = lambda *given: [row[: 1 + (row[0] != 3)] for row in sampler()(*given)]
   report = audit(eos, next_probs, [[1]], eos_ids=[3], **options)
   assert not report.is_rejected
-  with pytest.raises(ValueError, match='seed'):
-    audit(lambda p, n, s: sampler()(p, n, 0), next_probs, [[1]], **options)
-  with pytest.raises(ValueError, match='V'):
-    audit(sampler(), lambda prefix: np.ones(3), [[1]], **options)
-  for wrong in (np.full(VOCAB_SIZE, np.nan), -TABLE[0]):
-    with pytest.raises(ValueError, match=r'of \(1,\) are no probabilities'):
-      audit(sampler(), lambda prefix, given=wrong: given, [[1]], **options)
-  for none in (
-    *({'prompts': []}, {'num_tokens': 0}, {'num_draws': 0}, {'seeds': ()}),
-    *({'num_tokens': []}, {'num_tokens': [2, 2]}),
-  ):
-    with pytest.raises(ValueError, match='at least 1'):
-      audit(sampler(), next_probs, **{'prompts': [[1]], **options, **none})
 
-  for rate in (0, 1, float('nan')):
-    with pytest.raises(ValueError, match='false_alarm_rate'):
-      audit(sampler(), next_probs, [[1]], false_alarm_rate=rate, **options)
+
+NAN = np.full(VOCAB_SIZE, np.nan)
+NO_PROBS = r'of \(1,\) are no probabilities'
+REFUSED = {
+  'one seed for all': (
+    {'sample': lambda prompt, num, seed: sampler()(prompt, num, 0)},
+    'seed',
+  ),
+  'no axis of prefixes': ({'next_probs': lambda prefix: np.ones(3)}, 'V'),
+  'NaN': ({'next_probs': lambda prefix: NAN}, NO_PROBS),
+  'below 0': ({'next_probs': lambda prefix: -TABLE[0]}, NO_PROBS),
+  'no prompts': ({'prompts': []}, 'at least 1'),
+  'no tokens': ({'num_tokens': 0}, 'at least 1'),
+  'no draws': ({'num_draws': 0}, 'at least 1'),
+  'no seeds': ({'seeds': ()}, 'at least 1'),
+  'no limits': ({'num_tokens': []}, 'at least 1'),
+  'two limits': ({'num_tokens': [2, 2]}, 'at least 1'),
+  'never': ({'false_alarm_rate': 0}, 'false_alarm_rate'),
+  'always': ({'false_alarm_rate': 1}, 'false_alarm_rate'),
+  'no rate': ({'false_alarm_rate': float('nan')}, 'false_alarm_rate'),
+}
+
+
+@pytest.mark.parametrize(('changes', 'message'), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_audited_is_refused(changes, message):
+  usual = {
+    'sample': sampler(),
+    'next_probs': next_probs,
+    'prompts': [[1]],
+    'num_tokens': 2,
+    'num_draws': 2000,
+  }
+  with pytest.raises(ValueError, match=message):
+    audit(**usual | changes)
 
 
 def test_greedy_tokens_are_compared_apart():

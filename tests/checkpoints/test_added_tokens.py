@@ -158,10 +158,7 @@ def test_added_tokens_without_tokenizer_json_are_refused(t5_folder):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'added_tokens_decoder': {'x': token('<b>')}},
-      'decoder.x',
-    ),
+    ({'added_tokens_decoder': {'x': token('<b>')}}, 'decoder.x'),
     ({'additional_special_tokens': [5]}, r'tokens\.0 is 5'),
     ({'pad_token': {'content': 'a', 'lstrip': 1}}, 'lstrip is 1'),
     ({'extra_special_tokens': {'image_token': 5}}, 'image_token is 5'),

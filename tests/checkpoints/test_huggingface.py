@@ -67,15 +67,9 @@ def test_round_trip_of_each_network(tmp_path, changes, kind):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'has_qk_norm': True, 'has_attention_bias': True},
-      'has_qk_norm',
-    ),
+    ({'has_qk_norm': True, 'has_attention_bias': True}, 'has_qk_norm'),
     ({'windows': (64, 0)}, r'mistral.*\[64, 0'),
-    (
-      {'windows': (64, 32), 'has_qk_norm': True},
-      r'qwen3.*\[64, 32',
-    ),
+    ({'windows': (64, 32), 'has_qk_norm': True}, r'qwen3.*\[64, 32'),
   ],
 )
 def test_networks_that_transformers_has_not_are_not_written(changes, message):
@@ -149,11 +143,7 @@ FULL, SLIDING = 'full_attention', 'sliding_attention'
       (64, 0),
     ),
     (
-      {
-        'model_type': 'qwen3',
-        'use_sliding_window': True,
-        'sliding_window': 64,
-      },
+      {'model_type': 'qwen3', 'use_sliding_window': True, 'sliding_window': 64},
       (),
     ),
   ],

@@ -120,13 +120,13 @@ REFUSED = [
     'gemma2',
     '',
     {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}},
-    r'rope_scaling\.factor is 2\.0, expected none',
+    r'rope_scaling\.factor is 2\.0, expected none'
   ),
   (
     'gemma3_text',
     '',
     {'rope_scaling': {'factor': 2.0}},
-    r'rope_scaling\.factor is 2\.0, expected rope_type linear',
+    r'rope_scaling\.factor is 2\.0, expected rope_type linear'
   ),
   ('gemma2', '', {'sliding_window_size': 4}, 'size is 4, expected 3'),
   ('gemma2', '', {'layer_types': ['full_attention']}, 'expected 2 of full'),
@@ -147,13 +147,13 @@ REFUSED = [
     'encoder',
     {'layer_types': ['full_attention', 'sliding_attention'] * 2,
      'num_hidden_layers': 4},
-    r'encoder\.layer_types is .*expected the order of the other stack',
+    r'encoder\.layer_types is .*expected the order of the other stack'
   ),
   (
     't5gemma',
     'decoder',
     {'cross_attention_hidden_size': 7},
-    r'decoder\.cross_attention_hidden_size is 7, expected 6',
+    r'decoder\.cross_attention_hidden_size is 7, expected 6'
   ),
 ]  # fmt: skip
 

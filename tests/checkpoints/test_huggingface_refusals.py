@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface, safetensors_folder
-from tests.checkpoints.edits import edit_files
 from tests.checkpoints.huggingface_folders import (
   LLAMA3,
   change_json,
@@ -17,6 +16,7 @@ from tests.checkpoints.huggingface_folders import (
   shard,
 )
 from tests.checkpoints.tiny_models import make_config, make_params
+from tests.edits import edit_files
 
 pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')

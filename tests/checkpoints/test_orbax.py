@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specdec_jax.checkpoints import model_file, orbax
 from specdec_jax.models import families
 from tests.checkpoints import tiny_models
-from tests.checkpoints.edits import change_json, edit_files
 from tests.checkpoints.tiny_models import assert_trees_equal
 from tests.checkpoints.tiny_t5 import make_config, make_params
+from tests.edits import change_json, edit_files
 
 
 @pytest.fixture(scope='module')

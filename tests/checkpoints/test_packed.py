@@ -120,23 +120,28 @@ def test_others_have_no_place_for_scales(tmp_path, to):
     BY_NAME[to].write(tmp_path, CONFIGS[name], packed_of(name, 'int8'), 0)
 
 
-def test_broken_ones_are_refused(tmp_path):
+@pytest.mark.parametrize(
+  ('weights', 'message'),
+  [
+    (None, r'unexpected .*scale'),
+    ('int8:16', r'scale is .* expected'),
+    ('int9', r'model\.json: .*none of int8'),
+  ],
+)
+def test_other_weights_than_stated_are_refused(tmp_path, weights, message):
   config, params = CONFIGS['llama'], packed_of('llama', 'int8')
-  folder = tmp_path / 'model'
-  BY_NAME['safetensors'].write(folder, config, params, 0)
-  model_file.write(folder, config)
-  with pytest.raises(ValueError, match=r'unexpected .*scale'):
-    formats.read_params(folder, config)
-  model_file.write(folder, config, 'int8:16')
-  with pytest.raises(ValueError, match=r'scale is .* expected'):
-    formats.read_params(folder, config)
-  model_file.write(folder, config, 'int9')
-  with pytest.raises(ValueError, match=r'model\.json: .*none of int8'):
-    formats.read_params(folder, config)
-  path = folder / model_file.NAME
+  BY_NAME['safetensors'].write(tmp_path / 'model', config, params, 0)
+  model_file.write(tmp_path / 'model', config, weights)
+  with pytest.raises(ValueError, match=message):
+    formats.read_params(tmp_path / 'model', config)
+
+
+def test_a_misspelt_key_is_refused(tmp_path):
+  model_file.write(tmp_path, CONFIGS['llama'], 'int9')
+  path = tmp_path / model_file.NAME
   path.write_text(path.read_text().replace('"weights"', '"wieghts"'))
   with pytest.raises(ValueError, match=r"wieghts is 'int9'.*alone"):
-    model_file.read(folder)
+    model_file.read(tmp_path)
 
 
 def test_what_trains_needs_whole_weights(tmp_path):

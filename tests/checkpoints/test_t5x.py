@@ -240,24 +240,30 @@ def test_large_arrays_are_written_in_chunks(tmp_path, monkeypatch):
   )
 
 
-def test_names_that_differ_are_counted_and_listed(checkpoint, shapes):
-  other = families.param_shapes(make_config(num_decoder_layers=3))
-  with pytest.raises(
-    ValueError,
-    match=r'lacks 14 .*decoder/layers_2/.*10 more',
-  ):
-    t5x.read_target(checkpoint, other)
-  fewer = with_leaf(shapes, KERNEL, None)
-  with pytest.raises(ValueError, match=rf'has 1 .*{KERNEL}'):
-    t5x.read_target(checkpoint, fewer)
+UNFITTING = {
+  'arrays are missing': (
+    lambda shapes: families.param_shapes(make_config(num_decoder_layers=3)),
+    r'lacks 14 .*decoder/layers_2/.*10 more',
+  ),
+  'an array too many': (
+    lambda shapes: with_leaf(shapes, KERNEL, None),
+    rf'has 1 .*{KERNEL}',
+  ),
+  'another shape': (
+    lambda shapes: with_leaf(
+      shapes, KERNEL, jax.ShapeDtypeStruct((64, 256), jnp.float32)
+    ),
+    rf'{KERNEL} is \[64, 128\], expected \[64, 256\]',
+  ),
+}
 
 
-def test_shapes_that_differ_are_listed(checkpoint, shapes):
-  wrong = jax.ShapeDtypeStruct((64, 256), jnp.float32)
-  with pytest.raises(
-    ValueError, match=rf'{KERNEL} is \[64, 128\], expected \[64, 256\]'
-  ):
-    t5x.read_target(checkpoint, with_leaf(shapes, KERNEL, wrong))
+@pytest.mark.parametrize(
+  ('change', 'message'), UNFITTING.values(), ids=UNFITTING
+)
+def test_arrays_that_differ_are_listed(checkpoint, shapes, change, message):
+  with pytest.raises(ValueError, match=message):
+    t5x.read_target(checkpoint, change(shapes))
 
 
 SCANNED_KERNEL = 'encoder/encoder/attention/query/kernel'

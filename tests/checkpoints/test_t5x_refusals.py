@@ -13,7 +13,6 @@ import pytest
 from flax import serialization
 
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x
-from tests.checkpoints.edits import cut, edit_files, half
 from tests.checkpoints.t5x_folders import (
   FORMATS,
   KERNEL,
@@ -21,6 +20,7 @@ from tests.checkpoints.t5x_folders import (
   rewrite_specs,
 )
 from tests.checkpoints.tiny_t5 import make_config, make_params
+from tests.edits import cut, edit_files, half
 
 # The folder of a parameter in a legacy checkpoint.
 ARRAY = f'target.{KERNEL.replace("/", ".")}'

@@ -332,35 +332,44 @@ def test_lenience_commits_more_a_run():
   assert efficiency[0] + 0.1 < efficiency[1] < efficiency[2] - 0.1
 
 
-def _fails(message: str, *, max_len=24, drafter=None, prompt=None):
-  with pytest.raises(ValueError, match=message):
-    speculate(
-      TARGET,
-      Params(TARGET_PARAMS),
-      drafter or drafters.prompt_lookup(gamma=3, min_ngram=1),
-      prompt or prompts_of(1),
-      max_len=max_len,
-    )
-
-
-def test_static_mistakes_are_named_with_their_numbers():
-  _fails('prompt of 6 tokens does not fit in max_len 5', max_len=5)
-  with pytest.raises(ValueError, match=r'6 tokens.*max_len 5'):
-    plain(
-      TARGET, Params(TARGET_PARAMS), prompts_of(1), to_probs=GREEDY, max_len=5
-    )
-  nothing = jax.tree.map(lambda rows: rows[:0], prompts_of(1))
-  _fails('a batch of 0 rows', prompt=nothing)
-  with pytest.raises(ValueError, match='0 rows'):
-    plain(TARGET, Params(TARGET_PARAMS), nothing, to_probs=GREEDY)
-  _fails(
+NO_ROWS = jax.tree.map(lambda rows: rows[:0], prompts_of(1))
+LOOKUP = drafters.prompt_lookup(gamma=3, min_ngram=1)
+MISTAKES = {
+  'too long a prompt': (
+    {'max_len': 5},
+    'prompt of 6 tokens does not fit in max_len 5',
+  ),
+  'no rows': ({'prompt': NO_ROWS}, 'a batch of 0 rows'),
+  'another vocabulary': (
+    {'drafter': drafters.uniform(gamma=2, vocab_size=6)},
     'drafter has 6 token ids, the target 5',
-    drafter=drafters.uniform(gamma=2, vocab_size=6),
-  )
-  _fails(
+  ),
+  'another gamma': (
+    {'drafter': LOOKUP._replace(gamma=4)},
     'declares gamma 4 and proposes 3 tokens',
-    drafter=drafters.prompt_lookup(gamma=3, min_ngram=1)._replace(gamma=4),
-  )
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'), MISTAKES.values(), ids=MISTAKES
+)
+def test_static_mistakes_are_named_with_their_numbers(settings, message):
+  settings = {'drafter': LOOKUP, 'prompt': prompts_of(1)} | settings
+  with pytest.raises(ValueError, match=message):
+    speculate(TARGET, Params(TARGET_PARAMS), **settings)
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'max_len', 'message'),
+  [(prompts_of(1), 5, r'6 tokens.*max_len 5'), (NO_ROWS, 24, '0 rows')],
+  ids=['too long a prompt', 'no rows'],
+)
+def test_static_mistakes_of_plain_decoding(prompt, max_len, message):
+  with pytest.raises(ValueError, match=message):
+    plain(
+      TARGET, Params(TARGET_PARAMS), prompt, to_probs=GREEDY, max_len=max_len
+    )
 
 
 def test_decoder_only_model_refuses_encoder_tokens():

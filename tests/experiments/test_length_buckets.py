@@ -91,10 +91,16 @@ def test_examples_of_several_folders_are_mixed(folder, examples, tmp_path):
   assert dataset.validation is None
 
 
-def test_what_does_not_fit_is_refused(folder):
-  with pytest.raises(ValueError, match='room for 8'):
-    batches.from_length_buckets(str(folder), batch_tokens=32, limits=(4, 8))
-  with pytest.raises(ValueError, match='should ascend'):
-    batches.from_length_buckets(str(folder), batch_tokens=32, limits=(8, 4))
-  with pytest.raises(ValueError, match='row of 16'):
-    batches.from_length_buckets(str(folder), batch_tokens=15, limits=LIMITS)
+@pytest.mark.parametrize(
+  ('batch_tokens', 'limits', 'message'),
+  [
+    (32, (4, 8), 'room for 8'),
+    (32, (8, 4), 'should ascend'),
+    (15, LIMITS, 'row of 16'),
+  ],
+)
+def test_what_does_not_fit_is_refused(folder, batch_tokens, limits, message):
+  with pytest.raises(ValueError, match=message):
+    batches.from_length_buckets(
+      str(folder), batch_tokens=batch_tokens, limits=limits
+    )

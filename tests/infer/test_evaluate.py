@@ -104,8 +104,9 @@ def test_counters_that_are_no_numbers_are_no_rates(run, tmp_path):
   assert set(json.loads(done.out)) == {'examples', 'exact_match'}
 
 
-def test_bad_input(run, predictions, tmp_path):
-  for text, part in (
+@pytest.mark.parametrize(
+  ('text', 'part'),
+  [
     ('', 'no prediction'),
     ('{', 'line 1 is not JSON'),
     (
@@ -123,21 +124,32 @@ def test_bad_input(run, predictions, tmp_path):
       '{"inputs": {"targets": "b"}, "prediction": "a"}',
       """has "inputs"; its keys: 'targets': give --targets""",
     ),
-  ):
-    path = tmp_path / 'bad.jsonl'
-    path.write_text(text)
-    assert_refused(run('eval', path), part)
-  short = tmp_path / 'short.txt'
-  short.write_text('a\n')
-  assert_refused(run('eval', predictions, '--targets', short), '3 predictions')
-  pairs = tmp_path / 'pairs.tsv'
-  pairs.write_text('an input\ta target\n' * 3)
-  refused = run('eval', predictions, '--targets', pairs)
-  assert_refused(refused, 'pairs.tsv also has inputs', '.txt of the targets')
-  assert_refused(run('eval', predictions, '--metrics=meteor'), "'meteor'")
-  result = run('eval', predictions, '--metrics=bleu', '--task=any')
-  assert_refused(result, '--task', '--metrics')
-  assert_refused(run('eval', tmp_path / 'none'), 'cannot read')
+  ],
+)
+def test_bad_lines(run, tmp_path, text, part):
+  path = tmp_path / 'bad.jsonl'
+  path.write_text(text)
+  assert_refused(run('eval', path), part)
+
+
+@pytest.mark.parametrize(
+  ('flags', 'parts'),
+  [
+    (['--targets={folder}/short.txt'], ['3 predictions']),
+    (
+      ['--targets={folder}/pairs.tsv'],
+      ['pairs.tsv also has inputs', '.txt of the targets'],
+    ),
+    (['--metrics=meteor'], ["'meteor'"]),
+    (['--metrics=bleu', '--task=any'], ['--task', '--metrics']),
+    (['{folder}/none'], ['cannot read']),
+  ],
+)
+def test_bad_flags(run, predictions, tmp_path, flags, parts):
+  (tmp_path / 'short.txt').write_text('a\n')
+  (tmp_path / 'pairs.tsv').write_text('an input\ta target\n' * 3)
+  flags = [flag.format(folder=tmp_path) for flag in flags]
+  assert_refused(run('eval', predictions, *flags), *parts)
 
 
 def test_of_several_decodes_the_last_is_judged(run, predictions, tmp_path):

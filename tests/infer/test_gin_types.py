@@ -55,10 +55,7 @@ def test_a_macro_of_itself_is_refused():
     ({'lengths': "{'inputs': '3'}"}, r'expected Mapping\[str, int\]'),
     ({'schedule': "'0.1'"}, r'float \| .*Callable'),
     ({'folders': '3'}, r'str \| .*Sequence'),
-    (
-      {'count': '%MACRO', 'MACRO': "'x'"},
-      "MACRO is 'x'",
-    ),
+    ({'count': '%MACRO', 'MACRO': "'x'"}, "MACRO is 'x'"),
   ],
 )
 def test_wrong_types_are_refused(binding, expected):

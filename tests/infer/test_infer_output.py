@@ -10,6 +10,7 @@ from specdec_jax.files import replacing
 from specdec_jax.infer import marks, output
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
+from tests.edits import change_json, edit_files
 
 SETTINGS = {'Decoding.seed': '0'}
 MARK = Mark(examples=2, examples_digest=f'{7:064x}')
@@ -46,10 +47,30 @@ def test_a_chunk_of_0_bytes_is_not_complete(shard):
   assert look() is None
 
 
-def test_lines_are_compared_with_the_mark(shard):
-  chunk = write_two_chunks(shard)
+def lose_a_line(chunk) -> None:
   chunk.write_text('{}\n')
-  with pytest.raises(ValueError, match=r'2 lines.*1 lines.*COMPLETED'):
+
+
+def change_a_line(chunk) -> None:
+  chunk.write_text('{"i": 1}\n{"i": 7}\n')
+
+
+def change_the_settings(chunk) -> None:
+  edit = change_json(settings_digest='another')
+  edit_files(chunk.parent, {marks.path_of(chunk).name: edit})
+
+
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    (lose_a_line, r'2 lines.*1 lines.*COMPLETED'),
+    (change_a_line, r'lines have changed.*COMPLETED'),
+    (change_the_settings, r'chunk00001.*other settings'),
+  ],
+)
+def test_chunks_that_have_changed_are_not_joined(shard, edit, message):
+  edit(write_two_chunks(shard))
+  with pytest.raises(ValueError, match=message):
     finish(shard)
   assert not shard.path.exists()
 
@@ -57,11 +78,8 @@ def test_lines_are_compared_with_the_mark(shard):
 def test_a_chunk_of_other_bytes_is_not_complete(shard):
   """Of as many lines; a mark of an earlier version knows no more than that."""
   chunk = write_two_chunks(shard)
-  chunk.write_text('{"i": 1}\n{"i": 7}\n')
+  change_a_line(chunk)
   assert output.chunk_mark(shard, 1, f'{7:064x}') is None
-  with pytest.raises(ValueError, match=r'lines have changed.*COMPLETED'):
-    finish(shard)
-  assert not shard.path.exists()
   write_chunk(shard, 1, SETTINGS)
   assert output.chunk_mark(shard, 1, f'{7:064x}') is not None
 
@@ -69,7 +87,7 @@ def test_a_chunk_of_other_bytes_is_not_complete(shard):
   written = json.loads(mark.read_text())
   del written['digest']
   mark.write_text(json.dumps(written))
-  chunk.write_text('{"i": 1}\n{"i": 7}\n')
+  change_a_line(chunk)
   assert output.chunk_mark(shard, 1, f'{7:064x}').digest is None
 
 
@@ -135,16 +153,6 @@ def assert_later_run_refused(shard) -> None:
 
 def test_the_later_of_two_runs_that_begin_together_is_refused(shard):
   assert_later_run_refused(shard)
-
-
-def test_a_chunk_of_other_settings_is_not_joined(shard):
-  chunk = write_two_chunks(shard)
-  mark = marks.path_of(chunk)
-  written = json.loads(mark.read_text())
-  mark.write_text(json.dumps({**written, 'settings_digest': 'another'}))
-  with pytest.raises(ValueError, match=r'chunk00001.*other settings'):
-    finish(shard)
-  assert not shard.path.exists()
 
 
 def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):

@@ -229,11 +229,7 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((), {'infer__mode': "'predict_all'"}, ['predict_all', 'score']),
     ((), {'Decoding__num_samples': 0}, ['num_samples', 'got 0']),
     ((), {'Decoding__num_samples': 2}, ['num_samples 2 at temperature 0']),
-    (
-      (),
-      BEAMS | {'Decoding__temperature': 1.0},
-      ['temperature 1.0'],
-    ),
+    ((), BEAMS | {'Decoding__temperature': 1.0}, ['temperature 1.0']),
     ((), BEAMS | {'Decoding__alpha': -1.0}, ['alpha', '-1.0']),
     ((), {'Decoding__return_all_decodes': True}, ['give num_decodes']),
     ((gin_file('drafters/uniform.gin'),), BEAMS, ['beam search', 'Uniform']),

@@ -210,19 +210,11 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
     shown = ' '.join(run('plan', '--costs', path).out.split())
     assert words in shown
     assert 'That is an upper bound' not in shown
-  path = written(folder, tree_seconds=[1.0], **ranks, **prices)
-  assert_refused(
-    run('plan', '--costs', path), 'tree_seconds needs 2 times, got 1'
-  )
   # Of drafters that draft chains alone there are neither ranks nor trees.
   for source in ('measured', 'compiled'):
     path = written(folder, source=source)
     result = run('plan', '--costs', path, '--json', '-')
     assert json.loads(result.out)['plans'][0]['tree'] is None
-  path = written(folder, rank_rates='many')
-  assert_refused(run('plan', '--costs', path), 'rank_rates')
-  path = written(folder, rank_rates=[0.9, 0.8])
-  assert_refused(run('plan', '--costs', path), 'sum to at most 1')
 
 
 def test_many_tokens_are_so_many_chip_hours(run, folder):
@@ -325,9 +317,7 @@ def test_trees_need_not_be_compiled(run):
   assert plan_of_both['best'] == plan['best']
 
 
-def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
-  path = written(folder, kind='something')
-  assert_refused(run('plan', '--costs', path), 'is not what')
+def test_a_gamma_beyond_those_measured_is_refused(run, folder):
   path = written(folder)
   assert_refused(
     run('plan', '--costs', path, '--max_gamma', '7'),
@@ -350,6 +340,13 @@ def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
     ({'alpha_interval': [0.5]}, 'expected two numbers'),
     ({'draft_seconds': float('inf')}, 'draft_seconds is inf'),
     ({'c_hat': 10**400}, 'c_hat is 1000'),
+    ({'kind': 'something'}, 'is not what'),
+    ({'rank_rates': 'many'}, 'rank_rates'),
+    ({'rank_rates': [0.9, 0.8]}, 'sum to at most 1'),
+    (
+      {'tree_seconds': [1.0], 'tree_nodes': [3, 6], 'level_seconds': [0, 0]},
+      'tree_seconds needs 2 times, got 1',
+    ),
   ],
 )
 def test_a_file_with_a_wrong_figure_is_one_sentence(

@@ -89,12 +89,16 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
   )
 
 
-def test_a_tree_wants_two_nodes_and_known_costs():
+@pytest.mark.parametrize(
+  ('sizes', 'message'),
+  [
+    ({}, 'two ranks'),
+    ({'max_nodes': 1}, 'max_nodes must lie'),
+    ({'max_nodes': 40}, r'T\(41\)'),
+  ],
+)
+def test_a_tree_wants_two_nodes_and_known_costs(sizes, message):
   parts = costs(c=0.05, slope=0.01)
   chain = planner.plan(0.6, parts).best
-  with pytest.raises(ValueError, match='two ranks'):
-    tree_planner.plan([0.6], parts, chain)
-  with pytest.raises(ValueError, match='max_nodes must lie'):
-    tree_planner.plan([0.6], parts, chain, max_nodes=1)
-  with pytest.raises(ValueError, match=r'T\(41\)'):
-    tree_planner.plan([0.6], parts, chain, max_nodes=40)
+  with pytest.raises(ValueError, match=message):
+    tree_planner.plan([0.6], parts, chain, **sizes)

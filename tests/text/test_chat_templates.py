@@ -89,16 +89,6 @@ def test_objects_are_json(template):
     assert apply(template, user(number)) == shown + end
 
 
-def test_pictures_and_sounds_are_refused():
-  for part in (
-    {'type': 'image'},
-    {'type': 'image_url', 'image_url': {'url': 'a.png'}},
-    {'type': 'input_audio', 'input_audio': {}},
-  ):
-    with pytest.raises(ValueError, match=f'{part["type"]}.*only text'):
-      apply(LOOPING, user([PARTS[0], part]))
-
-
 CALLS = '{% for m in messages %}{% for call in m.tool_calls %}' + (
   '{% set call = call.function %}'
 )
@@ -211,19 +201,32 @@ def test_variables(caplog):
     apply(template, user('a'), enable_thinkin=False)
   [line] = caplog.messages
   assert "no variable 'enable_thinkin'" in line
-  for name in ('messages', 'tools'):
-    with pytest.raises(ValueError, match=f'{name}'):
-      chat_templates.apply(
-        template, [user('a')], roles=ROLES, template_kwargs={name: []}
-      )
 
 
-def test_a_failure_is_told_as_it_came_first():
-  template = "{{ messages[0].content + 'a' }}{{ raise_exception('no') }}"
-  with pytest.raises(ValueError, match='failed: can only concatenate'):
-    apply(template, user(PARTS))
-  with pytest.raises(ValueError, match='failed: no'):
-    apply(template, user('a'))
+RAISING = "{{ messages[0].content + 'a' }}{{ raise_exception('no') }}"
+IMAGE = {'type': 'image'}
+IMAGE_URL = {'type': 'image_url', 'image_url': {'url': 'a.png'}}
+AUDIO = {'type': 'input_audio', 'input_audio': {}}
+
+
+@pytest.mark.parametrize(
+  ('template', 'content', 'variables', 'message'),
+  [
+    (LOOPING, [PARTS[0], IMAGE], {}, 'image.*only text'),
+    (LOOPING, [PARTS[0], IMAGE_URL], {}, 'image_url.*only text'),
+    (LOOPING, [PARTS[0], AUDIO], {}, 'input_audio.*only text'),
+    (PRINTING, 'a', {'messages': []}, 'messages'),
+    (PRINTING, 'a', {'tools': []}, 'tools'),
+    (RAISING, 'a', {}, 'failed: no'),
+    # A failure is told as it came first.
+    (RAISING, PARTS, {}, 'failed: can only concatenate'),
+  ],
+)
+def test_what_is_not_rendered_is_refused(template, content, variables, message):
+  with pytest.raises(ValueError, match=message):
+    chat_templates.apply(
+      template, [user(content)], roles=ROLES, template_kwargs=variables
+    )
 
 
 def test_gemma_4_is_rendered_as_transformers_renders_it():

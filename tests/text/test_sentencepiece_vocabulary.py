@@ -155,16 +155,28 @@ def test_there_is_no_chat_template(t5):
     t5.encode_chat('hello')
 
 
-def test_files_that_are_no_model(tmp_path):
+# A piece that is no UTF-8; twice, the library's own error names it.
+PIECE = b'\x0a\x09\x0a\x02\xc0\xc1\x15' + bytes(4)
+
+
+@pytest.mark.parametrize(
+  'edit',
+  [
+    lambda model: b'',
+    lambda model: b'abc',
+    lambda model: model[:1000],
+    lambda model: model + PIECE,
+    lambda model: model + PIECE * 2,
+  ],
+  ids=['empty', 'text', 'cut', 'no UTF-8', 'no UTF-8 twice'],
+)
+def test_files_that_are_no_model(tmp_path, edit):
   path = tmp_path / 'bad.model'
-  content = MODEL.read_bytes()
-  # A piece that is no UTF-8; twice, the library's own error names it.
-  piece = b'\x0a\x09\x0a\x02\xc0\xc1\x15' + bytes(4)
-  bad = content + piece, content + piece * 2
-  for text in (b'', b'abc', content[:1000], *bad):
-    path.write_bytes(text)
-    with pytest.raises(ValueError, match='no SentencePiece'):
-      sentencepiece_vocabulary.load(path)
-  path.unlink()
-  with pytest.raises(FileNotFoundError, match='No such file'):
+  path.write_bytes(edit(MODEL.read_bytes()))
+  with pytest.raises(ValueError, match='no SentencePiece'):
     sentencepiece_vocabulary.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+  with pytest.raises(FileNotFoundError, match='No such file'):
+    sentencepiece_vocabulary.load(tmp_path / 'bad.model')

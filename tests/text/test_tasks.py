@@ -47,13 +47,21 @@ def test_messages(tmp_path):
   found = read(path, chat=True, system='system')
   assert [each.dialogue for each in found] == [Dialogue([system, user])] * 2
   assert [each.inputs for each in found] == ['user', 'user']
-  with pytest.raises(ValueError, match='system is for chat'):
-    read(path, system='system')
-  with pytest.raises(ValueError, match='prefix is for texts'):
-    read(path, prefix='to de: ')
-  for own in ({'chat': True}, {'prefix': 'summarize: '}):
-    with pytest.raises(ValueError, match='prefix are for files'):
-      tasks.find('lm1b', **own)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'system': 'system'}, 'system is for chat'),
+    ({'prefix': 'to de: '}, 'prefix is for texts'),
+  ],
+)
+def test_settings_that_messages_do_not_take(tmp_path, settings, message):
+  path = tmp_path / 'dialogues.jsonl'
+  lines = [{'inputs': 'a'}, {'messages': [{'role': 'user', 'content': 'a'}]}]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  with pytest.raises(ValueError, match=message):
+    read(path, **settings)
 
 
 def test_a_column_table_has_no_header(tmp_path):
@@ -98,11 +106,18 @@ def test_bad_files(tmp_path, content, part):
     read(path)
 
 
-def test_unknown_tasks():
-  with pytest.raises(ValueError, match=r'none\.jsonl'):
-    tasks.find('none.jsonl')
-  with pytest.raises(ValueError, match='did you mean wmt_t2t_ende_v003'):
-    tasks.find('wmt_t2t_ende')
+@pytest.mark.parametrize(
+  ('name', 'settings', 'message'),
+  [
+    ('none.jsonl', {}, r'none\.jsonl'),
+    ('wmt_t2t_ende', {}, 'did you mean wmt_t2t_ende_v003'),
+    ('lm1b', {'chat': True}, 'prefix are for files'),
+    ('lm1b', {'prefix': 'summarize: '}, 'prefix are for files'),
+  ],
+)
+def test_tasks_that_are_refused(name, settings, message):
+  with pytest.raises(ValueError, match=message):
+    tasks.find(name, **settings)
 
 
 def test_an_unknown_task_without_a_near_name_lists_all(monkeypatch):

@@ -98,14 +98,20 @@ def test_trees_by_their_paths():
   paths = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
   for order in (paths, paths[::-1]):
     assert trees.parents_of(order) == (0, 0, 1, 1, 2, 3)
-  for wrong, message in (
+
+
+@pytest.mark.parametrize(
+  ('paths', 'message'),
+  [
     ([(0,), (0,)], r'has the path \[0\] twice'),
     ([(0,), (2,)], r'the path \[2\] without \[1\]'),
     ([(0,), (1, 0)], r'the path \[1, 0\] without \[1\]'),
     ([()], 'twice'),
-  ):
-    with pytest.raises(ValueError, match=message):
-      trees.parents_of(wrong)
+  ],
+)
+def test_paths_that_are_no_tree(paths, message):
+  with pytest.raises(ValueError, match=message):
+    trees.parents_of(paths)
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,12 @@ def test_a_mixture_has_its_ratios_and_forgets_nothing():
   np.testing.assert_array_equal(mixed.batch(7)['x'], drawn[7])
 
 
-def test_wrong_ratios_are_refused():
-  with pytest.raises(ValueError, match='1 data sets'):
-    datasets.mix([constant(0)], [0.5, 0.5])
-  with pytest.raises(ValueError, match='sum to 1'):
-    datasets.mix([constant(0)], [0.5])
+@pytest.mark.parametrize(
+  ('ratios', 'message'), [([0.5, 0.5], '1 data sets'), ([0.5], 'sum to 1')]
+)
+def test_wrong_ratios_are_refused(ratios, message):
+  with pytest.raises(ValueError, match=message):
+    datasets.mix([constant(0)], ratios)
 
 
 def test_token_files_may_be_cut_short(tmp_path):
@@ -89,6 +90,14 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   assert datasets.mix([found, other], [0, 1]).vocabulary == found.vocabulary
   with pytest.raises(ValueError, match='several vocabularies'):
     datasets.mix([found, found._replace(vocabulary=MODEL)], [0, 1])
+
+
+def test_folders_without_token_files_of_one_vocabulary_are_refused(tmp_path):
+  settings = {'batch_size': 1, 'lengths': tiny_runs.LENGTHS}
+  folders = [tmp_path / name for name in 'ab']
+  for folder in folders:
+    tiny_runs.write_tokens(folder, train=8)
+  names = [str(folder) for folder in folders]
   description = folders[1] / token_files.DESCRIPTION
   digest = token_files.sha256_of(tiny_runs.vocabulary())
   description.write_text(description.read_text().replace(digest, '0123456789'))

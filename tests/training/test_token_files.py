@@ -1,6 +1,7 @@
 """Vocabularies and token files: `specdec data vocabulary`, `data prepare`."""
 
 import hashlib
+import io
 import json
 import re
 
@@ -10,6 +11,7 @@ import pytest
 from specdec_jax.cli import main
 from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.training.data import preparation, token_files
+from tests.edits import cut, edit_files
 
 pytest.importorskip('sentencepiece')
 pytest.importorskip('rich')
@@ -224,41 +226,69 @@ def test_a_file_that_is_no_vocabulary(corpus, tmp_path, capfd):
   assert 'no SentencePiece' in capfd.readouterr().err
 
 
-def test_damaged_token_files(tmp_path):
+def test_large_token_ids_come_back(tmp_path):
   tokens = token_files.from_rows([[5, 1], [1]], [[6, 7, 1], [70_000, 1]])
   assert tokens.targets.tokens.dtype == np.int32
-  path = tmp_path / 'a.npz'
-  token_files.save(path, tokens)
-  assert token_files.load(path).targets[1].tolist() == [70_000, 1]
-  content = path.read_bytes()
-  for damaged in (content[:-60], content[:90], b'', b'text'):
-    path.write_bytes(damaged)
-    with pytest.raises(ValueError, match='not a token file'):
-      token_files.load(path)
-  flat = tokens.targets.tokens
-  np.savez(path, targets=flat, target_offsets=np.array([0, 3]))
-  with pytest.raises(ValueError, match=r'offsets.*5 tokens'):
-    token_files.load(path)
-  ends = np.array([0, 5])
-  for wrong in (
-    (flat + 0.5, ends),
-    (-flat, ends),
-    (flat.astype(str), ends),
-    (flat[None], ends),
-    (flat, ends[None]),
-    (flat, ends * 1.0),
-    (flat[0], ends[0]),
-  ):
-    np.savez(path, targets=wrong[0], target_offsets=wrong[1])
-    with pytest.raises(ValueError, match='no token ids'):
-      token_files.load(path)
-  with path.open('wb') as file:
-    np.save(file, flat)
+  token_files.save(tmp_path / 'a.npz', tokens)
+  loaded = token_files.load(tmp_path / 'a.npz')
+  assert loaded.targets[1].tolist() == [70_000, 1]
+
+
+def one_array(contents: bytes) -> bytes:
+  del contents
+  file = io.BytesIO()
+  np.save(file, np.arange(5, dtype=np.int32))
+  return file.getvalue()
+
+
+@pytest.mark.parametrize(
+  'edit',
+  [
+    cut(-60),
+    cut(90),
+    b'',
+    b'text',
+    one_array,
+  ],
+  ids=['cut', 'much cut', 'empty', 'text', 'one array'],
+)
+def test_what_is_no_token_file_is_refused(tmp_path, edit):
+  tokens = token_files.from_rows([[5, 1], [1]], [[6, 7, 1], [70_000, 1]])
+  token_files.save(tmp_path / 'a.npz', tokens)
+  edit_files(tmp_path, {'a.npz': edit})
   with pytest.raises(ValueError, match='not a token file'):
+    token_files.load(tmp_path / 'a.npz')
+
+
+def _targets(tokens, offsets) -> dict:
+  return {'targets': tokens, 'target_offsets': np.asarray(offsets)}
+
+
+FLAT, ENDS = np.array([6, 7, 1, 70_000, 1], np.int32), np.array([0, 5])
+BAD_ARRAYS = {
+  'no targets': ({'other': FLAT}, r"it has \['other'\]"),
+  'offsets that end early': (_targets(FLAT, [0, 3]), r'offsets.*5 tokens'),
+  'fractions': (_targets(FLAT + 0.5, ENDS), 'no token ids'),
+  'negative ids': (_targets(-FLAT, ENDS), 'no token ids'),
+  'strings': (_targets(FLAT.astype(str), ENDS), 'no token ids'),
+  'ids of two axes': (_targets(FLAT[None], ENDS), 'no token ids'),
+  'offsets of two axes': (_targets(FLAT, ENDS[None]), 'no token ids'),
+  'offsets as floats': (_targets(FLAT, ENDS * 1.0), 'no token ids'),
+  'no axes': (_targets(FLAT[0], ENDS[0]), 'no token ids'),
+}
+
+
+@pytest.mark.parametrize(
+  ('arrays', 'message'), BAD_ARRAYS.values(), ids=BAD_ARRAYS
+)
+def test_arrays_that_are_no_tokens_are_refused(tmp_path, arrays, message):
+  path = tmp_path / 'a.npz'
+  np.savez(path, **arrays)
+  with pytest.raises(ValueError, match=message):
     token_files.load(path)
-  np.savez(path, other=flat)
-  with pytest.raises(ValueError, match=r"it has \['other'\]"):
-    token_files.load(path)
+
+
+def test_a_missing_description_is_named(tmp_path):
   with pytest.raises(ValueError, match=r'tokens\.json'):
     token_files.load_description(tmp_path)
 

@@ -359,19 +359,19 @@ def test_several_ids_can_end_a_sequence():
   assert [tokens for _, tokens in found(output, 0)] == expected
 
 
-def test_bad_input_is_one_sentence():
-  model, params = toy.toy(3), toy.toy_params(3, seed=0)
-  prompt = toy.prompt([[0, 1, 2]])
-  run = functools.partial(search, model, params, prompt)
-  with pytest.raises(ValueError, match=r'num_beams.*got 0'):
-    run(num_beams=0, max_len=5)
-  with pytest.raises(ValueError, match=r'alpha.*got -1'):
-    run(num_beams=2, max_len=5, alpha=-1)
-  with pytest.raises(ValueError, match=r'3 tokens.*max_len 2'):
-    run(num_beams=2, max_len=2)
-  nothing = jax.tree.map(lambda rows: rows[:0], prompt)
-  with pytest.raises(ValueError, match='0 rows'):
-    search(model, params, nothing, num_beams=2, max_len=5)
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'num_beams': 0}, r'num_beams.*got 0'),
+    ({'alpha': -1}, r'alpha.*got -1'),
+    ({'max_len': 2}, r'3 tokens.*max_len 2'),
+    ({'prompt': toy.prompt([], width=3)}, '0 rows'),
+  ],
+)
+def test_bad_input_is_one_sentence(settings, message):
+  usual = {'prompt': toy.prompt([[0, 1, 2]]), 'num_beams': 2, 'max_len': 5}
+  with pytest.raises(ValueError, match=message):
+    search(toy.toy(3), toy.toy_params(3, seed=0), **usual | settings)
 
 
 def test_scores_are_those_of_t5x(golden):

@@ -353,17 +353,24 @@ def test_models_that_are_wrong_about_tries_are_seen(name):
   assert differs(model=broken.WITH_TREES[name](TOY))
 
 
-def test_what_cannot_be_drafted_is_one_sentence():
+WITHOUT_GATHER = TOY._replace(gather=None)
+
+
+@pytest.mark.parametrize(
+  ('drafter', 'settings', 'message'),
+  [
+    (of_model(4, width=3), {}, r'3 nodes.*4 beams'),
+    (none(4), {'model': WITHOUT_GATHER}, 'takes no placements'),
+    (beams.of_model(TOY, gamma=1, width=33, eos_id=EOS), {}, '33 nodes'),
+    (none(4), {'alpha': -1.0}, r'alpha.*finite'),
+  ],
+)
+def test_what_cannot_be_drafted_is_one_sentence(drafter, settings, message):
   prompt, params = toy.prompt([[0]]), toy.toy_params(V, seed=0)
-  run = functools.partial(fast, Params(params, params), prompt, num_beams=4)
-  with pytest.raises(ValueError, match=r'3 nodes.*4 beams'):
-    run(of_model(4, width=3))
-  without = TOY._replace(gather=None)
+  with pytest.raises(ValueError, match=message):
+    fast(Params(params, params), prompt, drafter, num_beams=4, **settings)
+
+
+def test_a_model_without_placements_drafts_no_beams():
   with pytest.raises(ValueError, match='takes no placements'):
-    run(none(4), model=without)
-  with pytest.raises(ValueError, match='takes no placements'):
-    beams.of_model(without, gamma=1, width=4, eos_id=EOS)
-  with pytest.raises(ValueError, match='33 nodes'):
-    run(beams.of_model(TOY, gamma=1, width=33, eos_id=EOS))
-  with pytest.raises(ValueError, match=r'alpha.*finite'):
-    run(none(4), alpha=-1.0)
+    beams.of_model(WITHOUT_GATHER, gamma=1, width=4, eos_id=EOS)

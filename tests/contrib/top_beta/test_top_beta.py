@@ -148,16 +148,20 @@ def test_rule_is_the_definition(beta, tau):
   assert len(seen) >= 3
 
 
-@pytest.mark.parametrize('beta', [0, -1, True, 1.0])
-def test_bad_beta_is_refused(beta):
-  with pytest.raises(ValueError, match=r'beta.*integer'):
-    top_beta(None, None, None, beta=beta, tau=1.0)
-
-
-@pytest.mark.parametrize('tau', [-0.1, math.nan])
-def test_bad_tau_is_refused(tau):
-  with pytest.raises(ValueError, match=r'tau.*at least 0'):
-    top_beta(None, None, None, beta=2, tau=tau)
+@pytest.mark.parametrize(
+  ('beta', 'tau', 'message'),
+  [
+    (0, 1.0, r'beta.*integer'),
+    (-1, 1.0, r'beta.*integer'),
+    (True, 1.0, r'beta.*integer'),
+    (1.0, 1.0, r'beta.*integer'),
+    (2, -0.1, r'tau.*at least 0'),
+    (2, math.nan, r'tau.*at least 0'),
+  ],
+)
+def test_bad_settings_are_refused(beta, tau, message):
+  with pytest.raises(ValueError, match=message):
+    top_beta(None, None, None, beta=beta, tau=tau)
 
 
 @pytest.mark.parametrize('setting', SETTINGS)

@@ -187,10 +187,7 @@ def test_the_default_of_t5_s_files_is_greedy(parse):
       ],
       r"temperature_sample .*\['max_decode_steps'\]",
     ),
-    (
-      ['decode_fn = @warm/decoding.temperature_sample'],
-      'decode_fn.*scope',
-    ),
+    (['decode_fn = @warm/decoding.temperature_sample'], 'decode_fn.*scope'),
     (['decode_fn = @models.remove_prefix'], 'decode_fn .*remove_prefix'),
     (
       [

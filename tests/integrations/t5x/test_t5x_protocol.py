@@ -185,14 +185,8 @@ def test_bidirectional_inputs_are_refused():
     ({'temperature': 1e-38}, '1e-06.*got 1e-38'),
     ({'drafter': 'ngram'}, 'ngram needs ngram_text'),
     ({'ngram_text': 'x'}, 'ngram_text is for drafter ngram, not'),
-    (
-      {'drafter': 'block_heads'},
-      "'block_heads' needs.*drafter_checkpoint",
-    ),
-    (
-      {'drafter_checkpoint': 'x'},
-      "'prompt_lookup' takes.*drafter_checkpoint",
-    ),
+    ({'drafter': 'block_heads'}, "'block_heads' needs.*drafter_checkpoint"),
+    ({'drafter_checkpoint': 'x'}, "'prompt_lookup' takes.*drafter_checkpoint"),
     ({'lenience': 0.5}, 'lenience 0.5 .*temperature 0'),
     ({'beta': 2}, 'beta is for verification top_beta, not'),
     ({'gamma': 0}, 'gamma.*got 0'),
@@ -257,16 +251,21 @@ def test_parameters_have_the_dtypes_that_t5x_computes_with(is_tied):
   assert in_float32 == [last]
 
 
-def test_other_parameters_are_refused(target):
-  params, config, _ = target
-  check = functools.partial(t5_networks.params_of, config=config, role='target')
-  wider = dataclasses.replace(config, mlp_dim=13)
-  with pytest.raises(ValueError, match=r'the target .*mlp/wi_0/kernel is'):
-    t5_networks.params_of(params, wider, role='target')
-  with pytest.raises(ValueError, match=r'the target has 1 .*extra'):
-    check(params | {'extra': jnp.zeros(1)})
-  with pytest.raises(ValueError, match=r'the target lacks .*encoder'):
-    check({k: v for k, v in params.items() if k != 'encoder'})
+@pytest.mark.parametrize(
+  ('sizes', 'params', 'message'),
+  [
+    ({'mlp_dim': 13}, {}, r'the target .*mlp/wi_0/kernel is'),
+    ({}, {'extra': np.zeros(1)}, r'the target has 1 .*extra'),
+    ({}, {'encoder': None}, r'the target lacks .*encoder'),
+  ],
+)
+def test_other_parameters_are_refused(target, sizes, params, message):
+  own_params, config, _ = target
+  config = dataclasses.replace(config, **sizes)
+  params = own_params | params
+  params = {name: leaf for name, leaf in params.items() if leaf is not None}
+  with pytest.raises(ValueError, match=message):
+    t5_networks.params_of(params, config, role='target')
 
 
 def decoder(draft, *, drafter='model', **settings):
@@ -279,15 +278,35 @@ def decoder(draft, *, drafter='model', **settings):
   )
 
 
-def test_draft_models_that_do_not_fit_are_refused(target):
-  with pytest.raises(ValueError, match=r'7 token ids.*6'):
-    decoder(Network(Sizes(vocab_size=6)))
-  with pytest.raises(ValueError, match='draft_module decoder-o'):
-    decoder(Network(DecoderOnlySizes()))
-  with pytest.raises(ValueError, match=r"'model' needs.*draft_module"):
-    decoder(None)
-  with pytest.raises(ValueError, match="'prompt_lookup' takes no draft_module"):
-    decoder(Network(Sizes()), drafter='prompt_lookup')
+@pytest.mark.parametrize(
+  ('draft', 'settings', 'message'),
+  [
+    (Network(Sizes(vocab_size=6)), {}, r'7 token ids.*6'),
+    (Network(DecoderOnlySizes()), {}, 'draft_module decoder-o'),
+    (None, {}, r"'model' needs.*draft_module"),
+    (
+      Network(Sizes()),
+      {'drafter': 'prompt_lookup'},
+      "'prompt_lookup' takes no draft_module",
+    ),
+    (
+      None,
+      {'drafter': 'ngram', 'ngram_text': '/nowhere'},
+      r'ngram_text.*nowhere',
+    ),
+    (
+      None,
+      {'drafter': 'ngram', 'ngram_text': 's3://bucket/text'},
+      's3://bucket/text is neither',
+    ),
+  ],
+)
+def test_drafters_that_do_not_fit_are_refused(draft, settings, message):
+  with pytest.raises(ValueError, match=message):
+    decoder(draft, **settings)
+
+
+def test_parameters_without_those_of_the_draft_model_are_refused(target):
   params, _, prompt = target
   with pytest.raises(ValueError, match=r"draft model at .*'draft'.* lacks"):
     decoding.decode(
@@ -324,10 +343,6 @@ def test_ngram_text_is_counted(tmp_path):
     (), jax.random.split(jax.random.key(0), 1), context, ()
   )
   assert draft.tokens.tolist() == [[3, 2, 3, 2]]
-  with pytest.raises(ValueError, match=r'ngram_text.*nowhere'):
-    decoder(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
-  with pytest.raises(ValueError, match='s3://bucket/text is neither'):
-    decoder(None, drafter='ngram', ngram_text='s3://bucket/text')
 
 
 def test_continuations_are_moved_to_the_left():

@@ -370,23 +370,37 @@ def test_lora_is_refused():
     engine(model)
 
 
-def test_refused_arguments(model):
-  with pytest.raises(ValueError, match='batch_size'):
-    engine(model, batch_size=0)
-  with pytest.raises(ValueError, match='needs a draft model'):
-    engine(model, drafter='model')
-  with pytest.raises(ValueError, match='gama'):
-    engine(model, gama=3)
-  with pytest.raises(ValueError, match='auto'):
-    engine(model, gamma='auto')
-  with pytest.raises(ValueError, match='leave dtype, top_k, typical_p out'):
-    engine(model, top_k=5, typical_p=0.5, dtype='float32')
-  # A RolloutConfig has no words for processors.
-  for name in text_settings.NAMES:
-    with pytest.raises(ValueError, match=f'RolloutConfig: leave {name} out'):
-      engine(model, **{name: 1})
-  with pytest.raises(ValueError, match='no prompts'):
-    engine(model).generate([], Config())
-  with pytest.raises(ValueError, match='unknown arguments: a'):
-    engine(model).generate(['a'], Config(), a=1)
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'batch_size': 0}, 'batch_size'),
+    ({'drafter': 'model'}, 'needs a draft model'),
+    ({'gama': 3}, 'gama'),
+    ({'gamma': 'auto'}, 'auto'),
+    (
+      {'top_k': 5, 'typical_p': 0.5, 'dtype': 'float32'},
+      'leave dtype, top_k, typical_p out',
+    ),
+    # A RolloutConfig has no words for processors.
+    *(
+      ({name: 1}, f'RolloutConfig: leave {name} out')
+      for name in text_settings.NAMES
+    ),
+  ],
+)
+def test_refused_options(model, options, message):
+  with pytest.raises(ValueError, match=message):
+    engine(model, **options)
+
+
+@pytest.mark.parametrize(
+  ('texts', 'arguments', 'message'),
+  [([], {}, 'no prompts'), (['a'], {'a': 1}, 'unknown arguments: a')],
+)
+def test_refused_arguments(model, texts, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    engine(model).generate(texts, Config(), **arguments)
+
+
+def test_gamma_by_default(model):
   assert engine(model)._decoder.drafter.gamma == 8
