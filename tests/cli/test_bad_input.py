@@ -11,44 +11,82 @@ from specdec_jax.checkpoints import gguf
 from tests.checkpoints import tiny_models
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
+from tests.edits import edit_files
 
 
 @pytest.fixture
 def generate(run, model):
-  def call(*options, prompt='the in ab'):
-    prompt = () if '--prompts' in options else ('--prompt', prompt)
+  def call(*options):
+    has_prompt = any(str(each).startswith('--prompt') for each in options)
+    prompt = () if has_prompt else ('--prompt', 'the in ab')
     usual = ('--model', model, '--max_new_tokens', '8')
     return run('generate', *usual, *prompt, *options)
 
   return call
 
 
-def test_an_unknown_model(generate):
-  for name in ('gpt-5', '', '/no/such.gguf'):
-    assert_refused(generate('--model', name), 'no model', 'smollm2')
-  assert_refused(generate('--draft_model', 'gpt-5'), "'gpt-5'")
-
-
-def test_a_gguf_that_is_truncated_or_of_another_kind(generate, tmp_path):
-  path = tmp_path / 'tiny.gguf'
+@pytest.fixture
+def files(tmp_path):
+  """A folder with models and texts that are damaged, and some that are not."""
+  whole = tmp_path / 'tiny.gguf'
   config = tiny_models.make_config()
   params = tiny_models.make_params(config)
-  tiny_models.write_gguf(path, config, params)
-  assert gguf.read_config(path).vocab_size == config.vocab_size
-  path.write_bytes(path.read_bytes()[:-1000])
-  assert_refused(generate('--model', path), str(path), 'truncated')
-  path.write_bytes(b'GGUF')
-  assert_refused(generate('--model', path), str(path))
-  path.write_bytes(b'not a model')
-  assert_refused(generate('--model', path), str(path))
-  path = tmp_path / 'other.gguf'
-  metadata = {'general.architecture': 'mamba'}
-  tiny_models.write_gguf(path, config, params, metadata=metadata)
-  assert_refused(generate('--model', path), str(path), 'mamba')
+  tiny_models.write_gguf(whole, config, params)
+  assert gguf.read_config(whole).vocab_size == config.vocab_size
+  mamba = {'general.architecture': 'mamba'}
+  tiny_models.write_gguf(
+    tmp_path / 'mamba.gguf', config, params, metadata=mamba
+  )
+  edit_files(
+    tmp_path,
+    {
+      'cut.gguf': whole.read_bytes()[:-1000],
+      'short.gguf': b'GGUF',
+      'text.gguf': b'not a model',
+      'prompts.txt': 'ab',
+      'long.txt': 'ab\n' + ' the' * 200,
+      'empty.txt': b'',
+      'binary.txt': b'\xff',
+      'line_3.txt': b'{\n\n"\xff"',
+    },
+  )
+  return tmp_path
 
 
-def test_a_folder_that_is_no_model(generate, tmp_path):
-  assert_refused(generate('--model', tmp_path), str(tmp_path))
+NGRAM = '--drafter=ngram'
+REFUSED = {
+  'unknown model': (['--model=gpt-5'], 'no model', 'smollm2'),
+  'no name': (['--model='], 'no model', 'smollm2'),
+  'no such GGUF': (['--model=/no/such.gguf'], 'no model', 'smollm2'),
+  'unknown draft model': (['--draft_model=gpt-5'], "'gpt-5'"),
+  'no model in the folder': (['--model={files}'], '{files}'),
+  'cut': (['--model={files}/cut.gguf'], '{files}/cut.gguf', 'truncated'),
+  '4 bytes': (['--model={files}/short.gguf'], '{files}/short.gguf'),
+  'no GGUF': (['--model={files}/text.gguf'], '{files}/text.gguf'),
+  'Mamba': (['--model={files}/mamba.gguf'], '{files}/mamba.gguf', 'mamba'),
+  'large gamma': (['--gamma=128'], 'gamma 128', 'context of 128'),
+  'long prompt': ([f'--prompt={" the" * 200}'], '200 tokens', '128'),
+  'long text': (['--max_new_tokens=124'], 'max_new_tokens to 12'),
+  'very long text': (['--max_new_tokens=999999999999'], '128'),
+  'long second prompt': (['--prompts={files}/long.txt'], 'prompt 2 has 200'),
+  'gamma of plain decoding': (
+    ['--drafter=none', '--gamma=128'],
+    'gamma only with exact_bits',
+  ),
+  'no text to count': (
+    [NGRAM, '--ngram_text={files}/none.txt'],
+    *('ngram_text', 'No such file'),
+  ),
+  'empty text': ([NGRAM, '--ngram_text={files}/empty.txt'], 'holds no text'),
+  'binary text': ([NGRAM, '--ngram_text={files}/binary.txt'], 'not UTF-8'),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_what_models_and_files_do_not_allow(generate, files, case):
+  flags, *parts = REFUSED[case]
+  named = lambda text: text.replace('{files}', str(files))
+  assert_refused(generate(*map(named, flags)), *map(named, parts))
 
 
 def test_a_repository_without_a_network(generate, monkeypatch):
@@ -65,34 +103,9 @@ def test_differing_vocabularies_name_the_first_ids(generate, make_model):
   assert_refused(generate('--draft_model', other), 'id 10')
 
 
-def test_lengths_beyond_the_context(generate):
-  assert_refused(generate('--gamma', '128'), 'gamma 128', 'context of 128')
-  assert_refused(generate(prompt=' the' * 200), '200 tokens', '128')
-  assert_refused(generate('--max_new_tokens', '124'), 'max_new_tokens to 12')
-  assert_refused(generate('--max_new_tokens', '999999999999'), '128')
-  plain = generate('--drafter', 'none', '--gamma', '128')
-  assert_refused(plain, 'gamma only with exact_bits')
-
-
-def test_the_later_prompt_is_named(generate, tmp_path):
-  path = tmp_path / 'prompts.txt'
-  path.write_text('ab\n' + ' the' * 200)
-  assert_refused(generate('--prompts', path), 'prompt 2 has 200')
-
-
 def test_a_model_without_a_chat_template(generate, make_model):
   plain = make_model('plain', chat_template=None)
   assert_refused(generate('--model', plain, '--chat'), 'no chat template')
-
-
-def test_a_text_that_cannot_be_counted(generate, tmp_path):
-  path = tmp_path / 'text'
-  ngram = ('--drafter', 'ngram', '--ngram_text', path)
-  assert_refused(generate(*ngram), 'ngram_text', 'No such file')
-  path.write_bytes(b'')
-  assert_refused(generate(*ngram), 'holds no text')
-  path.write_bytes(b'\xff')
-  assert_refused(generate(*ngram), 'not UTF-8')
 
 
 @pytest.mark.parametrize(
@@ -104,37 +117,50 @@ def test_a_text_that_cannot_be_counted(generate, tmp_path):
   ],
   ids=lambda option: option[-1],
 )
-def test_a_file_of_an_option_that_is_no_text(generate, tmp_path, option):
+@pytest.mark.parametrize(
+  ('name', 'reason'),
+  [
+    ('none.txt', 'cannot read {path}: No such file or directory'),
+    ('', 'cannot read {path}: Is a directory'),
+    (
+      'line_3.txt',
+      '{path}, line 3 is not UTF-8 text: invalid start byte at byte 4',
+    ),
+  ],
+  ids=['no file', 'folder', 'no UTF-8'],
+)
+def test_a_file_of_an_option_that_is_no_text(
+  generate, files, option, name, reason
+):
   """Says which option, which file and why, in words."""
-  name = option[-1].removeprefix('--')
-  missing, data = tmp_path / 'none.txt', tmp_path / 'data.txt'
-  data.write_bytes(b'{\n\n"\xff"')
-  for path, reason in (
-    (missing, f'cannot read {missing}: No such file or directory'),
-    (tmp_path, f'cannot read {tmp_path}: Is a directory'),
-    (data, f'{data}, line 3 is not UTF-8 text: invalid start byte at byte 4'),
-  ):
-    result = generate(*option, path)
-    assert_refused(result, f'error: {name}: {reason}')
-    assert 'Errno' not in result.err
+  path = files / name
+  result = generate(*option, path)
+  reason = reason.format(path=path)
+  assert_refused(result, f'error: {option[-1].removeprefix("--")}: {reason}')
+  assert 'Errno' not in result.err
 
 
 @pytest.mark.parametrize('option', ['--json', '--trace'])
+@pytest.mark.parametrize(
+  ('path', 'parts'),
+  [
+    ('{files}/none/out', ['{option} {files}/none/out', 'no folder']),
+    ('{files}', ['a folder']),
+    ('', ['empty']),
+    ('{files}/./prompts.txt', ['--prompts and {option} are both']),
+  ],
+  ids=['no folder', 'folder', 'empty', 'prompts'],
+)
 def test_outputs_that_cannot_be_written(
-  generate, tmp_path, option, monkeypatch
+  generate, files, option, path, parts, monkeypatch
 ):
   """They are found before the model is loaded, and harm no other file."""
   monkeypatch.setattr(decoder, 'build', None)
-  prompts = tmp_path / 'prompts.txt'
-  prompts.write_text('ab')
-  missing = tmp_path / 'none' / 'out'
-  assert_refused(generate(option, missing), f'{option} {missing}', 'no folder')
-  assert_refused(generate(option, tmp_path), 'a folder')
-  assert_refused(generate(option, ''), 'empty')
-  assert_refused(
-    generate('--prompts', prompts, option, tmp_path / '.' / 'prompts.txt'),
-    f'--prompts and {option} are both',
+  prompts = files / 'prompts.txt'
+  path, *parts = (
+    text.format(files=files, option=option) for text in (path, *parts)
   )
+  assert_refused(generate('--prompts', prompts, option, path), *parts)
   assert prompts.read_text() == 'ab'
 
 

@@ -80,16 +80,26 @@ def test_in_python(decoder, expected):
     decoder, chat_template_kwargs=OFF, max_new_tokens=NUM_NEW
   )
   assert talk.send('ab').text == silent
-  for given, part in (
-    ([OFF], 'lists 1 for 2 texts'),
-    ('off', 'should be an object'),
-    ({1: 2}, 'should be an object'),
-    ({'a': {1}}, 'not JSON serializable'),
-  ):
-    with pytest.raises(ValueError, match=part):
-      decode(given)
-  with pytest.raises(ValueError, match='kwargs are for chat, and text 1 is no'):
-    specdec_jax.generate(decoder, ['ab'], chat_template_kwargs=OFF)
+
+
+@pytest.mark.parametrize(
+  ('chat', 'variables', 'message'),
+  [
+    (True, [OFF], 'lists 1 for 2 texts'),
+    (True, 'off', 'should be an object'),
+    (True, {1: 2}, 'should be an object'),
+    (True, {'a': {1}}, 'not JSON serializable'),
+    (False, OFF, 'kwargs are for chat, and text 1 is no'),
+  ],
+)
+def test_variables_that_are_refused(decoder, chat, variables, message):
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.generate(
+      decoder, ['ab', 'ab'], chat=chat, chat_template_kwargs=variables
+    )
+
+
+def test_a_conversation_takes_an_object_of_variables(decoder):
   with pytest.raises(ValueError, match='should be an object'):
     specdec_jax.Conversation(decoder, chat_template_kwargs=3)
 

@@ -21,6 +21,7 @@ from specdec_jax.checkpoints import (
 from specdec_jax.models import families, products
 from tests import toy_block, toy_t5
 from tests.cli.tiny import assert_refused
+from tests.edits import cut, edit_files
 
 V = 12
 NETWORKS = {
@@ -96,22 +97,21 @@ def test_formats_that_have_no_such_network(run, tmp_path):
   assert_refused(result, 'T5s alone')
 
 
-def test_damage_is_named(tmp_path):
+@pytest.mark.parametrize(
+  ('sizes', 'edits', 'message'),
+  [
+    ({}, {'model.safetensors': cut(-100)}, 'incomplete'),
+    ({'num_decoder_layers': 3}, {}, r'lacks.*layers_2/'),
+    ({'mlp_dim': 16}, {}, r'mlp/.*\['),
+  ],
+)
+def test_damage_is_named(tmp_path, sizes, edits, message):
   config = NETWORKS['spec_drafter']
-  folder = tmp_path / 'model'
-  safetensors_model.save(folder, config, weights(config))
-  path = folder / 'model.safetensors'
-  whole = path.read_bytes()
-  path.write_bytes(whole[:-100])
-  with pytest.raises(ValueError, match='incomplete'):
-    loading.read(folder)
-  path.write_bytes(whole)
-  model_file.write(folder, toy_block.config(V, num_decoder_layers=3))
-  with pytest.raises(ValueError, match=r'lacks.*layers_2/'):
-    loading.read(folder)
-  model_file.write(folder, toy_block.config(V, mlp_dim=16))
-  with pytest.raises(ValueError, match=r'mlp/.*\['):
-    loading.read(folder)
+  safetensors_model.save(tmp_path, config, weights(config))
+  model_file.write(tmp_path, toy_block.config(V, **sizes))
+  edit_files(tmp_path, edits)
+  with pytest.raises(ValueError, match=message):
+    loading.read(tmp_path)
 
 
 def test_shipped_models_have_names_and_share_a_vocabulary(

@@ -47,10 +47,7 @@ COMPLAINTS = {
     ('--top_p', '0.9'),
     'top_p 0.9 changes nothing at temperature 0',
   ),
-  'idle top_k': (
-    ('--top_k', '4'),
-    'top_k 4 changes nothing at temperature 0',
-  ),
+  'idle top_k': (('--top_k', '4'), 'top_k 4 changes nothing at temperature 0'),
   'top_k -1': (('--top_k=-1',), '--top_k', 'at least 0'),
   'weights int3': (
     ('--weights', 'int3'),
@@ -199,18 +196,32 @@ def test_a_model_that_is_nearly_known(run, name, meant):
   assert_refused(outcome, f'did you mean {meant}?')
 
 
-def test_no_prompt_at_all(run, no_model):
-  assert_refused(run('generate'), '--prompt', '--prompts', 'required')
-  mistyped = run('generate', *PROMPT, '--promt', 'a')
-  assert_refused(mistyped, '--promt', 'mean --prompt?')
+WRONG_COMMANDS = {
+  'no command': ([], 'command'),
+  'mistyped command': (['generat'], "'generat'", 'generate'),
+  'no prompt': (['generate'], '--prompt', '--prompts', 'required'),
+  'mistyped flag': (
+    ['generate', *PROMPT, '--promt', 'a'],
+    *('--promt', 'mean --prompt?'),
+  ),
+  'greedy samples': (
+    ['generate', *PROMPT, '--num_return_sequences', '4'],
+    *('--num_return_sequences 4', 'temperature 0'),
+  ),
+  'empty stop': (['generate', *PROMPT, '--stop', ''], 'stop string is empty'),
+  'too many devices': (
+    ['generate', *PROMPT, '--num_devices', '512', '--batch_size', '512'],
+    'num_devices 512: ',
+  ),
+}
 
 
-def test_a_command_is_needed(run):
-  assert_refused(run(), 'command')
-  assert_refused(run('generat'), "'generat'", 'generate')
+@pytest.mark.parametrize('case', WRONG_COMMANDS)
+def test_a_wrong_command_gets_one_sentence(run, no_model, case):
+  words, *parts = WRONG_COMMANDS[case]
+  assert_refused(run(*words), *parts)
 
 
-# What a command needs at least, by its name.
 REQUIRED = {'generate': PROMPT}
 for rows in lazy.installed(
   'tests.infer.contract_rows:REQUIRED_FLAGS',
@@ -223,11 +234,6 @@ for rows in lazy.installed(
 def test_an_unknown_option_points_to_the_help_of_its_command(run, command):
   result = run(*command.split(), *REQUIRED[command], '--unknown')
   assert_refused(result, ': --unknown', f'specdec {command} --help')
-
-
-def test_greedy_samples_would_all_be_one(run, no_model):
-  result = run('generate', *PROMPT, '--num_return_sequences', '4')
-  assert_refused(result, '--num_return_sequences 4', 'temperature 0')
 
 
 def test_lines_with_settings_of_their_own(run, no_model, tmp_path):
@@ -248,10 +254,6 @@ def test_our_own_prompts_are_read(run, path):
   assert_refused(outcome, "no model is called 'nowhere'")
 
 
-def test_an_empty_stop_is_refused(run, no_model):
-  assert_refused(run('generate', *PROMPT, '--stop', ''), 'stop string is empty')
-
-
 def test_plain_decoding_takes_no_gamma(run):
   options = ('--model', 'lm-nano', '--drafter', 'none', '--gamma', '3')
   for command in ('generate', 'chat'):
@@ -264,13 +266,6 @@ def test_a_folder_that_takes_no_files(run, no_model):
   result = run('generate', *PROMPT, '--json', '/proc/out.jsonl')
   assert_refused(result, 'cannot write --json /proc/out.jsonl: ')
   assert 'lock' not in result.err
-
-
-def test_more_devices_than_there_are(run, no_model):
-  result = run(
-    'generate', *PROMPT, '--num_devices', '512', '--batch_size', '512'
-  )
-  assert_refused(result, 'num_devices 512: ')
 
 
 @pytest.mark.parametrize('command', ['generate', 'chat', 'convert', 'doctor'])

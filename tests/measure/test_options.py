@@ -11,10 +11,7 @@ pytestmark = pytest.mark.usefixtures('no_model')
 TREE = ('--draft_model', 'x', '--tree', '4')
 # A command, options that it refuses, and words of the sentence that says why.
 COMPLAINTS = {
-  'plain decoding beside itself': (
-    ('bench', '--drafter', 'none'),
-    'a drafter',
-  ),
+  'plain decoding beside itself': (('bench', '--drafter', 'none'), 'a drafter'),
   'a dtype of weights': (
     ('bench', '--plain_dtypes', 'float32', 'int8'),
     "'int8'",

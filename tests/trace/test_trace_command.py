@@ -88,21 +88,32 @@ def test_an_interrupted_run_says_so(run, recorded, tmp_path):
   assert 'the run was interrupted' in result.out
 
 
-def test_what_is_no_trace_is_refused(run, recorded, tmp_path):
-  assert_refused(run('trace', tmp_path / 'none'), 'No such file')
-  assert_refused(run('trace', tmp_path), 'directory')
+@pytest.mark.parametrize(
+  'content', [b'', b'{"prompt": "a"}\n', b'GGUF\xff\x00\n', b'[]\n']
+)
+def test_what_is_no_trace_is_refused(run, tmp_path, content):
   path = tmp_path / 'other.jsonl'
-  for data in (b'', b'{"prompt": "a"}\n', b'GGUF\xff\x00\n', b'[]\n'):
-    path.write_bytes(data)
-    assert_refused(run('trace', path), str(path))
-  for row in ('0', '7'):
-    assert_refused(
-      run('trace', recorded, '--row', row), f'no row {row}', '1, 2, 3'
-    )
-  cut = ('--max_iterations', '5')
-  assert_refused(run('trace', recorded, *cut), '--max_iterations 5', '--svg')
-  flow = ('--style', 'flow', '--html', tmp_path / 'page.html')
-  assert_refused(run('trace', recorded, *flow), '--style flow')
+  path.write_bytes(content)
+  assert_refused(run('trace', path), str(path))
+
+
+@pytest.mark.parametrize(
+  ('flags', 'parts'),
+  [
+    (['{folder}/none'], ['No such file']),
+    (['{folder}'], ['directory']),
+    (['{trace}', '--row', '0'], ['no row 0', '1, 2, 3']),
+    (['{trace}', '--row', '7'], ['no row 7', '1, 2, 3']),
+    (['{trace}', '--max_iterations', '5'], ['--max_iterations 5', '--svg']),
+    (
+      ['{trace}', '--style', 'flow', '--html', '{folder}/page.html'],
+      ['--style flow'],
+    ),
+  ],
+)
+def test_what_cannot_be_shown_is_refused(run, recorded, tmp_path, flags, parts):
+  flags = [flag.format(folder=tmp_path, trace=recorded) for flag in flags]
+  assert_refused(run('trace', *flags), *parts)
 
 
 def test_the_page_must_not_overwrite_the_trace(run, recorded, tmp_path):
