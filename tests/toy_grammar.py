@@ -46,8 +46,7 @@ def of_rows(
   vocabulary = vocabulary or pairs()
   read = grammars.reader_of(vocabulary, vocabulary.vocab_size)
   numbers = [
-    0 if source is None else read.number_of(grammars.Source(source))
-    for source in sources
+    0 if source is None else read.number_of(source) for source in sources
   ]
   return Grammar(numbers=np.array(numbers, np.int32), read=read)
 

@@ -163,17 +163,13 @@ def _grammar_number(
   if name is None or text is None:
     return 0
   assert vocabulary is not None
-  write = {
-    'regex': grammars.of_regex,
-    'json_schema': grammars.of_json_schema,
-    'grammar': grammars.of_lark,
-  }[name]
-  limits = tuple((settings.grammar_limits or {}).items())
-  shown = f'regex {text!r:.60}' if name == 'regex' else name
   reader = grammars.reader_of(vocabulary, num_logits)
   try:
-    return reader.number_of(grammars.Source(write(text), limits))
+    return reader.number_of(
+      grammars.of_option(name, text), settings.grammar_limits
+    )
   except ValueError as error:
+    shown = f'regex {text!r:.60}' if name == 'regex' else name
     raise ValueError(f'{shown}: {error}') from error
 
 

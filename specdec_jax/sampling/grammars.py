@@ -6,6 +6,7 @@ are applied to the target's logits; drafters know nothing of a grammar, and what
 they draft against it has p = 0.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -54,32 +55,29 @@ def read(
   if grammar is None:
     return draft, None
   assert context.starts is not None
-  num_rows, gamma = draft.tokens.shape
-  shape_of = jax.ShapeDtypeStruct
-  shapes = (
-    shape_of((num_rows, gamma + 1, -(-vocab_size // 32)), jnp.int32),
-    shape_of((num_rows, gamma), jnp.int32),
-    shape_of((num_rows,), jnp.int32),
-    shape_of((num_rows, gamma), jnp.bool_),
-  )
+  gamma = draft.tokens.shape[1]
+  # A chain is a tree of one path.
+  shape = Tree(tuple(range(gamma))) if tree is None else tree
+  completes = completes and tree is None
   host = functools.partial(
     grammar.read,
-    paths=None if tree is None else trees.leaf_paths(tree),
+    paths=trees.leaf_paths(shape),
     completes=completes,
     is_certain=draft.probs is None,
   )
+  numbers = jnp.where(done, 0, grammar.numbers)
   masks, tokens, lengths, is_forced = _on_hosts(
-    host,
-    shapes,
-    jnp.where(done, 0, grammar.numbers),
-    context.starts,
-    context.lengths,
-    context.tokens,
-    draft.tokens,
-    draft.lengths,
+    functools.partial(_callback, host, -(-vocab_size // 32)),
+    dataclasses.replace(
+      context,
+      sampling=None,
+      processors=None,
+      grammar=dataclasses.replace(grammar, numbers=numbers),
+    ),
+    dataclasses.replace(draft, probs=None),
   )
   probs = draft.probs
-  if probs is not None and completes and tree is None:
+  if probs is not None and completes:
     one_hot = jax.nn.one_hot(tokens, vocab_size, dtype=probs.dtype)
     probs = jnp.where(is_forced[..., None], one_hot, probs)
   return Draft(tokens=tokens, probs=probs, lengths=lengths), masks
@@ -108,49 +106,59 @@ def masked(logits: Array, masks: Array | None) -> Array:
 
 
 def _on_hosts(
-  host: Callable[..., Any], shapes: Any, *arrays: Array
+  call: Callable[..., tuple[Array, ...]], context: Context, draft: Draft
 ) -> tuple[Array, ...]:
-  """Calls a function of arrays with rows first; on a mesh each process calls it
-  with the rows of its own devices."""
-  mesh = jax.typeof(arrays[0]).sharding.mesh
+  """Calls a function of names of rows, their context and their draft; on a mesh
+  each process calls it with the rows of its own devices. No two devices have
+  the same names."""
+  num_rows = context.lengths.size
+  mesh = jax.typeof(context.lengths).sharding.mesh
   if mesh.empty:
     mesh = jax.sharding.get_abstract_mesh()
   rows = mesh.axis_names[0] if mesh.axis_names else ''
   num_parts = dict(mesh.shape).get(rows, 1)
-  if num_parts == 1 or arrays[0].shape[0] % num_parts:
-    return _callback(host, shapes, *arrays)
+  if num_parts == 1 or num_rows % num_parts:
+    return call(jnp.arange(num_rows), context, draft)
+  size = num_rows // num_parts
 
-  def of_part(shape: Any) -> Any:
-    num_rows, *row_shape = shape.shape
-    return jax.ShapeDtypeStruct(
-      (num_rows // num_parts, *row_shape), shape.dtype
-    )
+  def of_device(context: Context, draft: Draft) -> tuple[Array, ...]:
+    first = jax.lax.axis_index(mesh.axis_names) * size
+    return call(first + jnp.arange(size), context, draft)
 
-  of_parts = functools.partial(_callback, host, jax.tree.map(of_part, shapes))
   spec = PartitionSpec(rows)
   return jax.shard_map(
-    of_parts, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-  )(*arrays)
+    of_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+  )(context, draft)
 
 
 def _callback(
-  host: Callable[..., Any], shapes: Any, *arrays: Array
+  host: Callable[..., Any],
+  num_words: int,
+  names: Array,
+  context: Context,
+  draft: Draft,
 ) -> tuple[Array, ...]:
-  """Calls a function with numpy arrays, in pieces of `_MOST_BYTES`."""
-  pieces = [_pieces(array) for array in arrays]
+  """Calls a `text.grammars.Reader` with numpy arrays."""
+  num_rows, gamma = draft.tokens.shape
+  outputs = (
+    jax.ShapeDtypeStruct((num_rows, gamma + 1, num_words), jnp.int32),
+    *(draft.tokens, draft.lengths),
+    jax.ShapeDtypeStruct((num_rows, gamma), jnp.bool_),
+  )
+  leaves, structure = jax.tree.flatten((names, context, draft))
 
-  def call(pieces: list[list[Any]]) -> Any:
-    arrays = []
-    for array_pieces in pieces:
-      parts = [np.asarray(piece) for piece in array_pieces]
-      arrays.append(np.concatenate(parts, axis=-1))
-    return host(*arrays)
+  def call(pieces_of_leaves: list[list[Any]]) -> Any:
+    leaves = [
+      np.concatenate([*map(np.asarray, pieces)], axis=-1)
+      for pieces in pieces_of_leaves
+    ]
+    return host(*jax.tree.unflatten(structure, leaves))
 
-  return jax.pure_callback(call, shapes, pieces)
+  return jax.pure_callback(call, outputs, [*map(_pieces, leaves)])
 
 
 def _pieces(array: Array) -> list[Array]:
-  """Splits an array by its last axis."""
+  """Splits an array by its last axis into pieces of `_MOST_BYTES`."""
   size = array.shape[-1]
   row_bytes = max(array.nbytes // max(size, 1), 1)
   width = max(_MOST_BYTES // row_bytes, 1)

@@ -3,48 +3,34 @@
 https://github.com/guidance-ai/llguidance reads JSON schemas, regular
 expressions and context-free grammars. `sampling.grammars` calls a `Reader`
 between a draft and the target's call.
+
+A matcher of llguidance is the state of a grammar after a text. It is changed by
+what it reads, and goes back by as many tokens (`rollback`).
 """
 
-import dataclasses
 import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.base import Context, Draft
 from specdec_jax.files.require import require
-from specdec_jax.text import matchers, token_bytes
+from specdec_jax.text import token_bytes
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _log = logging.getLogger(__name__)
 # Words of a mask: all of 32 tokens may come, or none.
 _ALL, _NONE = -1, 0
-# How many matchers are kept for each row of a call. Other devices of this
-# process call with rows of their own.
-_KEPT_PER_ROW = 16
 # JSON has no spaces between its parts, unless a schema asks for them by
 # llguidance's keyword `x-guidance`.
 _JSON_OPTIONS = {'whitespace_flexible': False}
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """A grammar as text.
-
-  Attributes:
-    text: in llguidance's own JSON, or in its form of Lark.
-    limits: names and values of `llguidance.LLParserLimits`.
-  """
-
-  text: str
-  limits: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spelling:
+class _Spelling(NamedTuple):
   """A vocabulary as `llguidance.TokenizerWrapper` asks for it."""
 
   eos_token_id: int
@@ -57,47 +43,27 @@ class _Spelling:
     return self.encode(text)
 
 
-class _Job(NamedTuple):
-  """What `Reader._fill` is to do.
+class _Row(NamedTuple):
+  """A row of a call: its text, int32 `[N]`, the matcher of that, the drafted
+  tokens that count, and masks, int32 `[G + 1, W]`, which are to be filled."""
 
-  Attributes:
-    text: the number of its grammar, and its tokens, int32 `[N]`.
-    matcher: of the text.
-    draft: tokens behind the text.
-    nodes: int `[D + 1]`, the places of text and draft among the row's masks.
-    masks: int32 `[G + 1, W]`, the row's.
-  """
-
-  text: tuple[int, np.ndarray]
+  name: int
+  number: int
+  text: np.ndarray
   matcher: Any
-  draft: list[int]
-  nodes: np.ndarray
+  draft: np.ndarray
   masks: np.ndarray
 
 
-def of_regex(pattern: str) -> str:
-  """The grammar of the texts that a regular expression matches as a whole."""
-  return _llguidance().LLMatcher.grammar_from_regex(pattern)
-
-
-def of_json_schema(schema: str) -> str:
-  """The grammar of a JSON schema, itself given as JSON."""
+def of_option(name: str, text: str) -> str:
+  """A grammar in llguidance's own form: of a `regex`, which matches a text as a
+  whole, a `json_schema` as JSON, or a `grammar` in its form of Lark."""
   matcher = _llguidance().LLMatcher
-  return matcher.grammar_from_json_schema(schema, defaults=_JSON_OPTIONS)
-
-
-def of_lark(text: str) -> str:
-  """The grammar of a text in llguidance's form of Lark."""
-  return _llguidance().LLMatcher.grammar_from_lark(text)
-
-
-@functools.lru_cache(maxsize=8)
-def reader_of(vocabulary: AnyVocabulary, num_logits: int) -> 'Reader':
-  """The reader of a vocabulary and a model of `num_logits` ids, some of them
-  perhaps padding. Raises ImportError without llguidance, and ValueError if the
-  vocabulary has no token that ends texts, or does not say how its tokens are
-  spelled."""
-  return Reader(vocabulary, num_logits)
+  if name == 'json_schema':
+    return matcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS)
+  if name == 'regex':
+    return matcher.grammar_from_regex(text)
+  return matcher.grammar_from_lark(text)
 
 
 class Reader:
@@ -105,6 +71,11 @@ class Reader:
 
   What a call returns depends on its arguments alone: the matchers that it keeps
   only save it from reading a text again at each iteration.
+
+  Args:
+    vocabulary: says how tokens are spelled; else ValueError, as if it has no
+      token that ends texts.
+    num_logits: ids of the model, some of them perhaps padding.
   """
 
   def __init__(self, vocabulary: AnyVocabulary, num_logits: int):
@@ -121,19 +92,24 @@ class Reader:
       spelled = [b'' if is_byte(i) else text for i, text in enumerate(spelled)]
     self._tokenizer = _tokenizer(vocabulary, spelled, num_logits)
     self._executor = _llguidance().LLExecutor()
-    self._numbers: dict[Source, int] = {}
-    self._sources: list[Source] = []
-    self._first = functools.lru_cache(maxsize=256)(self._matcher)
-    self._matchers = matchers.Matchers(
-      lambda number: self._first(self._sources[number - 1]).deep_copy()
-    )
+    # Each grammar's text and limits, as JSON; their numbers count from 1 on.
+    self._sources: list[tuple[str, str]] = []
+    self._numbers: dict[tuple[str, str], int] = {}
+    # By a row's name: its grammar's number, its last text, and the matcher.
+    # None is a copy of another: copies share the states that limits count.
+    self._of_rows: dict[int, tuple[int, np.ndarray, Any]] = {}
 
-  def number_of(self, source: Source) -> int:
-    """Returns the number of a grammar, from 1 on. Raises ValueError, with
-    llguidance's own sentence, if it is none or exceeds its limits."""
+  def number_of(
+    self, text: str, limits: Mapping[str, Any] | None = None
+  ) -> int:
+    """Returns the number, from 1 on, of a grammar in llguidance's own JSON or
+    its form of Lark. Raises ValueError, with llguidance's own sentence, if it
+    is none or exceeds its limits, values of `llguidance.LLParserLimits`."""
+    source = text, json.dumps(limits or {})
     if source in self._numbers:
       return self._numbers[source]
-    matcher = self._matcher(source)
+    # Not that of texts: a mask counts against the limits of what follows.
+    matcher = self._matcher(*source)
     matcher.compute_bitmask()
     error = matcher.get_error().removesuffix('<non-verbose/>')
     if error.startswith('NoExtension'):
@@ -145,146 +121,209 @@ class Reader:
     for warning in matcher.get_grammar_warnings():
       _log.warning('%s', warning)
     self._sources.append(source)
-    self._numbers[source] = len(self._sources)
-    return len(self._sources)
+    return self._numbers.setdefault(source, len(self._sources))
 
   def __call__(
     self,
-    numbers: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    tokens: np.ndarray,
-    drafted: np.ndarray,
-    draft_lengths: np.ndarray,
+    rows: np.ndarray,
+    context: Context,
+    draft: Draft,
     *,
-    paths: np.ndarray | None,
+    paths: np.ndarray,
     completes: bool,
     is_certain: bool,
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Completes drafts, and makes the masks of their positions.
 
     Args:
-      numbers: int32 `[B]`, the rows' grammars; 0 allows all tokens.
-      starts: int32 `[B]`, where texts begin, behind their prompts.
-      lengths: int32 `[B]`, where they end.
-      tokens: int32 `[B, S]`.
-      drafted: int32 `[B, G]`, what follows the texts.
-      draft_lengths: int32 `[B]`, how many of these count.
-      paths: int32 `[L, D + 1]`, of `trees.leaf_paths`; None for a chain.
-      completes: whether chains are completed by `matchers.completed`.
-      is_certain: see there.
+      rows: int32 `[B]`, names of the rows, by which matchers are kept.
+      context: texts behind their prompts, and their grammars, all as numpy's
+        arrays.
+      draft: what follows the texts, without probabilities.
+      paths: int32 `[L, D + 1]`, the draft's `trees.leaf_paths`.
+      completes: whether a draft, then a chain, is completed.
+      is_certain: whether no drafted token was drawn.
 
     Returns:
       Masks, int32 `[B, G + 1, W]`, 32 tokens a word, the first one lowest;
-      the drafts, int32 `[B, G]` and `[B]`; and bool `[B, G]`, which of their
-      tokens are the grammar's.
+      the draft's tokens and lengths; and bool `[B, G]`, which of the tokens are
+      the grammar's.
     """
-    num_rows, gamma = drafted.shape
+    assert context.grammar is not None
+    numbers = np.asarray(context.grammar.numbers)
+    tokens, lengths = np.asarray(context.tokens), np.asarray(context.lengths)
+    starts = np.asarray(context.starts)
+    num_rows, gamma = draft.tokens.shape
     num_words = -(-self._tokenizer.vocab_size // 32)
     masks = np.full((num_rows, gamma + 1, num_words), _ALL, np.int32)
-    drafted, draft_lengths = drafted.copy(), draft_lengths.copy()
+    drafted, draft_lengths = np.array(draft.tokens), np.array(draft.lengths)
     is_forced = np.zeros(drafted.shape, np.bool_)
-    jobs: list[_Job] = []
-    read = []
-    for row in np.flatnonzero(numbers):
-      text = int(numbers[row]), tokens[row, starts[row] : lengths[row]]
-      matcher = self._matchers.take(*text, width=gamma + 1)
+    texts: list[_Row] = []
+    for i in np.flatnonzero(numbers):
+      name, number = int(rows[i]), int(numbers[i])
+      text = tokens[i, starts[i] : lengths[i]]
+      matcher = self._after(name, number, text)
       if matcher is None:  # The text has left its grammar.
         continue
-      read.append((text, matcher))
-      if paths is not None:
-        jobs += _of_tree(text, matcher, drafted[row], paths, masks[row])
-        continue
-      chain = drafted[row, : draft_lengths[row]].tolist()
       if completes:
-        chain, is_forced[row, : len(chain)] = matchers.completed(
-          *(matcher, self._tokenizer, chain),
-          gamma=gamma,
-          is_certain=is_certain,
+        drafted_chain = drafted[i, : draft_lengths[i]].tolist()
+        chain, is_forced_token = self._completed(
+          matcher, drafted_chain, gamma=gamma, is_certain=is_certain
         )
-        drafted[row, : len(chain)] = chain
-        draft_lengths[row] = len(chain)
-      nodes = np.arange(len(chain) + 1)
-      jobs.append(_Job(text, matcher, chain, nodes, masks[row]))
-    self._fill(jobs)
-    for text, matcher in read:
-      if not matcher.is_error():
-        self._matchers.keep(*text, matcher, most=_KEPT_PER_ROW * num_rows)
+        draft_lengths[i] = len(chain)
+        drafted[i, : len(chain)] = chain
+        is_forced[i, : len(chain)] = is_forced_token
+      row_draft = drafted[i, : draft_lengths[i]]
+      texts.append(_Row(name, number, text, matcher, row_draft, masks[i]))
+    for path in paths:
+      self._fill(texts, path)
+    for row in texts:
+      if not row.matcher.is_error():
+        self._of_rows[row.name] = row.number, row.text.copy(), row.matcher
     return masks, drafted, draft_lengths, is_forced
 
-  def _fill(self, jobs: Sequence[_Job]) -> None:
-    """Makes the masks of jobs, in parallel."""
-    if not jobs:
+  def _after(self, name: int, number: int, text: np.ndarray) -> Any | None:
+    """Returns the matcher after a row's text, which reads only what the row's
+    last text lacks. None if no text of the grammar begins so; an error, such as
+    a limit, is the matcher's state."""
+    # Several devices of a process call at once: what is taken is not there.
+    last_number, last, matcher = self._of_rows.pop(name, (0, text, None))
+    num_read = len(last)
+    if number != last_number:
+      matcher, num_read = self._matcher(*self._sources[number - 1]), 0
+    elif not np.array_equal(last, text[:num_read]):
+      matcher.reset()
+      num_read = 0
+    unread = text[num_read:].tolist()
+    count = matcher.try_consume_tokens(unread) if unread else 0
+    return matcher if count == len(unread) or matcher.is_error() else None
+
+  def _completed(
+    self,
+    matcher: Any,
+    drafted: Sequence[int],
+    *,
+    gamma: int,
+    is_certain: bool,
+  ) -> tuple[list[int], list[bool]]:
+    """Completes a chain by the tokens that the grammar leaves no choice of.
+
+    They take the place of what was drafted. Where a drafter has nothing to say,
+    and only one text may follow, the chain has the likeliest spelling of that.
+    Only if `is_certain` may it depend on a drafted token itself whether it is
+    left out, as those that may not come.
+
+    Returns at most `gamma` tokens, and whether each is the grammar's own. The
+    matcher, of the text before the chain, is the same afterwards.
+    """
+    chain: list[int] = []
+    is_forced: list[bool] = []
+    # What the drafter says after the chain.
+    rest = [*drafted]
+    num_read = 0
+    while len(chain) < gamma:
+      forced = self._forced(matcher)
+      if not forced and is_certain and not matcher.validate_tokens(rest[:1]):
+        rest = []
+      if not forced and not rest:
+        forced = self._tokenizer.tokenize_bytes(matcher.compute_ff_bytes())[:1]
+        if not forced:
+          break
+      token = forced[0] if forced else rest[0]
+      rest = rest[1:] if rest[:1] == [token] else []
+      chain.append(token)
+      is_forced.append(bool(forced))
+      if not matcher.try_consume_tokens([token]):
+        # What was drawn has to stay, though it may not come.
+        break
+      num_read += 1
+    matcher.rollback(num_read)
+    return chain + rest, is_forced + [False] * len(rest)
+
+  def _forced(self, matcher: Any) -> list[int]:
+    """The tokens that alone may come next, none if there is a choice."""
+    if matcher.is_error():
+      return []
+    if matcher.is_stopped():
+      # The text is complete; its end may have been read as well.
+      has_ended = matcher.stop_reason() == 'EndOfSentence'
+      return [] if has_ended else [self._tokenizer.eos_token]
+    return matcher.compute_ff_tokens()[:1]
+
+  def _fill(self, rows: Sequence[_Row], path: np.ndarray) -> None:
+    """Makes the masks of texts and of their drafts along a path, in parallel
+    for all rows."""
+    if not rows:
       return
+    nodes = [_nodes(row.draft, path) for row in rows]
     # llguidance asks for at least one drafted token.
-    drafts = [job.draft or [self._tokenizer.eos_token] for job in jobs]
-    width = 1 + max(map(len, drafts))
-    num_words = jobs[0].masks.shape[1]
-    found = np.full((len(jobs) * width, num_words), _ALL, np.int32)
+    width = max(len(path), 2)
+    masks = np.full((len(rows), width, rows[0].masks.shape[1]), _ALL, np.int32)
+    drafts = [
+      row.draft[nodes_of_row[1:] - 1].tolist() or [self._tokenizer.eos_token]
+      for row, nodes_of_row in zip(rows, nodes, strict=True)
+    ]
     llguidance = require(
       'llguidance.numpy', extra='grammar', purpose='a grammar'
     )
-    fill = llguidance.fill_next_token_bitmask_par_with_draft_tokens
-    places = range(0, len(found), width)
-    matchers_of_jobs = [job.matcher for job in jobs]
-    fill(
+    llguidance.fill_next_token_bitmask_par_with_draft_tokens(
       self._executor,
-      [*zip(matchers_of_jobs, places, drafts, strict=True)],
-      found,
+      [
+        (row.matcher, i * width, draft)
+        for i, (row, draft) in enumerate(zip(rows, drafts, strict=True))
+      ],
+      masks.reshape(-1, masks.shape[2]),
     )
-    for i, job in enumerate(jobs):
-      if job.matcher.is_error():
-        self._fill_until_error(job)
+    for row, nodes_of_row, masks_of_row in zip(rows, nodes, masks, strict=True):
+      if row.matcher.is_error():
+        self._fill_until_error(row, nodes_of_row)
       else:
-        job.masks[job.nodes] = found[i * width :][: len(job.nodes)]
+        row.masks[nodes_of_row] = masks_of_row[: len(nodes_of_row)]
 
-  def _fill_until_error(self, job: _Job) -> None:
-    """Makes the masks of a job one by one. At an error, such as a limit, no
-    token may come; masks before it are those of plain decoding."""
-    job.masks[job.nodes] = _NONE
-    matcher = self._matchers.take(*job.text, width=0) or job.matcher
-    for node, token in zip(job.nodes, [*job.draft, None], strict=True):
-      copy = matcher.deep_copy()
-      words = np.frombuffer(copy.compute_bitmask(), np.int32)
-      if copy.is_error():
-        _log.warning('a grammar ended a text: %s', _sentence(copy.get_error()))
+  def _fill_until_error(self, row: _Row, nodes: np.ndarray) -> None:
+    """Makes masks one by one, each by a matcher that has read nothing else, as
+    that of plain decoding. At an error, such as a limit, no token may come."""
+    row.masks[nodes] = _NONE
+    for depth, node in enumerate(nodes):
+      text = np.append(row.text, row.draft[nodes[1 : depth + 1] - 1])
+      matcher = self._after(row.name, row.number, text)
+      if matcher is None:
+        row.masks[nodes[depth:]] = _ALL
         return
-      job.masks[node] = words[: job.masks.shape[1]]
-      if token is None or not matcher.try_consume_tokens([token]):
-        job.masks[job.nodes[job.nodes > node]] = _ALL
+      words = np.frombuffer(matcher.compute_bitmask(), np.int32)
+      if matcher.is_error():
+        error = _sentence(matcher.get_error())
+        _log.warning('a grammar ended a text: %s', error)
         return
+      row.masks[node] = words[: row.masks.shape[1]]
 
-  def _matcher(self, source: Source) -> Any:
+  def _matcher(self, text: str, limits: str) -> Any:
     """Makes the matcher of no text."""
     llguidance = _llguidance()
-    text = _after_space(source.text) if self._drops_space else source.text
     try:
-      limits = llguidance.LLParserLimits(
-        **{'verbose_errors': False, **dict(source.limits)}
+      limits_of_size = llguidance.LLParserLimits(
+        **{'verbose_errors': False, **json.loads(limits)}
       )
     except (TypeError, OverflowError) as error:
       raise ValueError(f'grammar_limits: {error}') from error
     return llguidance.LLMatcher(
-      self._tokenizer, text, limits=limits, log_level=0
+      self._tokenizer,
+      _after_space(text) if self._drops_space else text,
+      limits=limits_of_size,
+      log_level=0,
     )
 
 
-def _of_tree(
-  text: tuple[int, np.ndarray],
-  matcher: Any,
-  drafted: np.ndarray,
-  paths: np.ndarray,
-  masks: np.ndarray,
-) -> Iterator[_Job]:
-  """Lists the jobs of a tree, one for each path to a leaf."""
-  for i, path in enumerate(paths):
-    # Node n is the drafted token n - 1; those that are no token end a path.
-    below = path[1:][path[1:] > 0]
-    is_token = drafted[below - 1] >= 0
-    below = below[: np.argmin([*is_token, False])]
-    own = matcher if i == 0 else matcher.deep_copy()
-    nodes = np.array([0, *below])
-    yield _Job(text, own, drafted[below - 1].tolist(), nodes, masks)
+# Readers are shared by all who ask for the same vocabulary and logits.
+reader_of = functools.lru_cache(maxsize=8)(Reader)
+
+
+def _nodes(draft: np.ndarray, path: np.ndarray) -> np.ndarray:
+  """The nodes of a path, from its root down to the last that a draft has."""
+  # Node n is the drafted token n - 1; one that is no token ends a path.
+  below = path[(path > 0) & (path <= len(draft))]
+  is_token = draft[below - 1] >= 0
+  return np.append(0, below[: np.argmin([*is_token, False])])
 
 
 def _tokenizer(

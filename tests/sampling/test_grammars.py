@@ -16,7 +16,6 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.models.drafting import draft_vocabulary
 from specdec_jax.sampling import grammars, logits
 from specdec_jax.text import grammars as readers
-from specdec_jax.text import matchers
 from tests import slow, toy, toy_eagle, toy_grammar, toy_tree, trial
 
 pytest.importorskip('llguidance')
@@ -147,6 +146,19 @@ def _late(monkeypatch, name: str) -> trial.Trial:
 
 
 _MASKED = grammars.masked
+_AFTER = readers.Reader._after
+
+
+def _one_token_further(reader, name, number, text):
+  """A matcher that has read the first token that may come as well, if it is of
+  a text that the row has had an iteration before."""
+  is_first = name not in reader._of_rows
+  matcher = _AFTER(reader, name, number, text)
+  if matcher is not None and not is_first:
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    token = int(np.unpackbits(mask, bitorder='little').argmax())
+    matcher.try_consume_tokens([token])
+  return matcher
 
 
 @pytest.mark.slow
@@ -163,17 +175,7 @@ def test_masks_of_other_states_are_noticed(name, variant, monkeypatch):
   elif variant == 'late':
     given = _late(monkeypatch, name)
   else:
-    keep = matchers.Matchers.keep
-
-    def with_draft(self, number, text, matcher, most):
-      # One token further than its text: the first that may come.
-      mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-      matcher.try_consume_tokens(
-        [int(np.unpackbits(mask, bitorder='little').argmax())]
-      )
-      keep(self, number, text, matcher, most)
-
-    monkeypatch.setattr(matchers.Matchers, 'keep', with_draft)
+    monkeypatch.setattr(readers.Reader, '_after', _one_token_further)
   jax.clear_caches()
   report = trial.run(given, num_decodes=50_400, batch_size=12_600).report
   # No other test is to have what this reader keeps.
@@ -190,10 +192,10 @@ def test_tokens_that_are_left_out_for_what_they_are_are_noticed(monkeypatch):
     ).report.verdict
   )
   assert run() == 'not rejected'
-  whole = matchers.completed
+  whole = readers.Reader._completed
   monkeypatch.setattr(
-    matchers,
-    'completed',
+    readers.Reader,
+    '_completed',
     lambda *args, is_certain, **more: whole(*args, is_certain=True, **more),
   )
   jax.clear_caches()

@@ -15,7 +15,7 @@ pytest.importorskip('tokenizers')
 
 import specdec_jax
 from specdec_jax import trees
-from specdec_jax.base import Tree
+from specdec_jax.base import Context, Draft, Grammar, Tree
 from specdec_jax.text import grammars, token_bytes
 from specdec_jax.text.vocabularies import Vocabulary
 from tests import children, toy_grammar
@@ -40,6 +40,10 @@ atom: /[0-9]+/ | "(" sum ")"
 """
 
 
+_regex = functools.partial(grammars.of_option, 'regex')
+_json_schema = functools.partial(grammars.of_option, 'json_schema')
+
+
 @functools.cache
 def _sentencepiece():
   return specdec_jax.load('ende-mini', drafter='none').vocabulary
@@ -51,23 +55,44 @@ def _reader(vocabulary):
 
 
 def _number(reader, text: str, **limits) -> int:
-  return reader.number_of(grammars.Source(text, tuple(limits.items())))
+  return reader.number_of(text, limits)
+
+
+def _read_rows(reader, numbers, texts, drafts, **options):
+  """A call, all of whose prompts are one token."""
+  num_rows = len(numbers)
+  tokens = np.zeros((num_rows, 100), np.int32)
+  drafted = np.zeros((num_rows, GAMMA), np.int32)
+  for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+    tokens[row, 1 : 1 + len(text)] = text
+    drafted[row, : len(draft)] = draft
+  chain = np.arange(GAMMA + 1)[None]
+  options = {'paths': chain, 'completes': False, 'is_certain': False} | options
+  return reader(
+    np.arange(num_rows, dtype=np.int32),
+    Context(
+      tokens=tokens,
+      lengths=np.array([1 + len(text) for text in texts], np.int32),
+      starts=np.ones(num_rows, np.int32),
+      grammar=Grammar(numbers=np.array(numbers, np.int32), read=reader),
+    ),
+    Draft(
+      tokens=drafted,
+      probs=None,
+      lengths=np.array([*map(len, drafts)], np.int32),
+    ),
+    **options,
+  )
 
 
 def _read(reader, number, text, draft=(), **options):
-  """One row of a call, whose prompt is one token."""
-  tokens = np.zeros((1, 100), np.int32)
-  tokens[0, 1 : 1 + len(text)] = text
-  drafted = np.zeros((1, GAMMA), np.int32)
-  drafted[0, : len(draft)] = draft
-  options = {'paths': None, 'completes': False, 'is_certain': False} | options
-  masks, chain, lengths, is_forced = reader(
-    *(np.array([x], np.int32) for x in (number, 1, 1 + len(text))),
-    *(tokens, drafted, np.array([len(draft)], np.int32)),
-    **options,
+  """A call of one row."""
+  masks, drafted, lengths, is_forced = _read_rows(
+    reader, [number], [text], [draft], **options
   )
   length = int(lengths[0])
-  return masks[0], chain[0, :length].tolist(), is_forced[0, :length].tolist()
+  chain = drafted[0, :length].tolist()
+  return masks[0], chain, is_forced[0, :length].tolist()
 
 
 def _allowed(mask) -> np.ndarray:
@@ -77,7 +102,7 @@ def _allowed(mask) -> np.ndarray:
 
 def _fresh_mask(reader, number: int, text) -> np.ndarray:
   """The mask of a matcher that has read nothing but a text."""
-  matcher = reader._matcher(reader._sources[number - 1])
+  matcher = reader._matcher(*reader._sources[number - 1])
   matcher.try_consume_tokens(list(map(int, text)))
   words = np.frombuffer(matcher.compute_bitmask(), np.int32)
   return words[: -(-reader._tokenizer.vocab_size // 32)]
@@ -89,10 +114,10 @@ def test_masks_are_those_of_texts_that_were_never_drafted(make):
   vocabulary = make()
   reader, rng = _reader(vocabulary), np.random.default_rng(0)
   sources = {
-    toy_grammar.pairs: [grammars.of_regex('a[ab]{0,12}b'), 'start: "a" start?'],
+    toy_grammar.pairs: [_regex('a[ab]{0,12}b'), 'start: "a" start?'],
     _sentencepiece: [
-      grammars.of_regex(REGEX),
-      grammars.of_json_schema(json.dumps(SCHEMA)),
+      _regex(REGEX),
+      _json_schema(json.dumps(SCHEMA)),
       LARK,
     ],
   }[make]
@@ -126,60 +151,55 @@ def test_masks_have_a_bit_for_each_logit(num_logits):
   """A vocabulary has more ids than a small model, or a model has padding."""
   vocabulary = _sentencepiece()
   reader = grammars.Reader(vocabulary, num_logits)
-  number = _number(reader, grammars.of_regex('[a-z ]+'))
+  number = _number(reader, _regex('[a-z ]+'))
   masks, *_ = _read(reader, number, [])
   assert masks.shape == (GAMMA + 1, -(-num_logits // 32))
   whole = _reader(vocabulary)
-  masks_of_all, *_ = _read(
-    whole, _number(whole, grammars.of_regex('[a-z ]+')), []
-  )
+  masks_of_all, *_ = _read(whole, _number(whole, _regex('[a-z ]+')), [])
   expected = _allowed(masks_of_all[0])
   assert _allowed(masks[0]).tolist() == expected[expected < num_logits].tolist()
 
 
 def test_masks_of_a_tree_are_those_of_its_paths():
   reader = _reader(toy_grammar.pairs())
-  number = _number(reader, grammars.of_regex('(ab)*b'))
+  number = _number(reader, _regex('(ab)*b'))
   # Node 1 is a, 2 is ab, 3 is no token, 4 b after a, 5 ab after ab.
   tree, drafted = Tree((0, 0, 0, 1)), [0, 2, -1, 1]
-  tokens = np.zeros((1, 9), np.int32)
-  masks, *_ = reader(
-    *(np.array([x], np.int32) for x in (number, 1, 1)),
-    *(tokens, np.array([drafted], np.int32), np.array([GAMMA], np.int32)),
-    paths=trees.leaf_paths(tree),
-    completes=True,
-    is_certain=False,
+  masks, *_ = _read(
+    *(reader, number, [], drafted), paths=trees.leaf_paths(tree)
   )
   paths = {0: [], 1: [0], 2: [2], 4: [0, 1]}
   for node, path in paths.items():
     expected = _fresh_mask(reader, number, path)
-    np.testing.assert_array_equal(masks[0, node], expected)
+    np.testing.assert_array_equal(masks[node], expected)
 
 
-def test_forgotten_texts_are_read_again():
+@pytest.mark.parametrize('forgets', [False, True])
+def test_masks_do_not_depend_on_what_was_read_before(forgets):
   reader = grammars.Reader(toy_grammar.pairs(), toy_grammar.V)
-  number = _number(reader, grammars.of_regex('(ab?){30}'))
+  number = _number(reader, _regex('(ab?){30}'))
   text = [0, 2, 0, 1, 2] * 3
   for length in (15, 3, 14, 0, 15):
     masks, *_ = _read(reader, number, text[:length])
     expected = _fresh_mask(reader, number, text[:length])
     np.testing.assert_array_equal(masks[0], expected)
-    reader._matchers._by_text.clear()
+    if forgets:
+      reader._of_rows.clear()
 
 
-def test_matchers_of_finished_texts_go():
+def test_a_row_keeps_the_matcher_of_its_last_text():
   reader = grammars.Reader(toy_grammar.pairs(), toy_grammar.V)
-  number = _number(reader, grammars.of_regex('[ab]{0,60}'))
+  number = _number(reader, _regex('[ab]{0,60}'))
   rng = np.random.default_rng(0)
-  for _ in range(50):
+  for _ in range(5):
     _read(reader, number, rng.integers(3, size=9).tolist())
-  assert len(reader._matchers._by_text) == grammars._KEPT_PER_ROW
+  assert len(reader._of_rows) == 1
 
 
 def test_a_chain_has_what_the_grammar_leaves_no_choice_of():
   vocabulary = _sentencepiece()
   reader = _reader(vocabulary)
-  number = _number(reader, grammars.of_regex('(yes|no), because it is'))
+  number = _number(reader, _regex('(yes|no), because it is'))
   no = vocabulary.encode('no', add_special_tokens=False)
   rest = vocabulary.encode('no, because it is', add_special_tokens=False)
   rest = rest[len(no) :]
@@ -207,9 +227,7 @@ def test_texts_of_sentencepiece_begin_with_the_space_that_it_drops():
   reader = _reader(vocabulary)
   for text, pattern in (('no', 'yes|no'), ('{"a":1}', None)):
     source = (
-      grammars.of_regex(pattern)
-      if pattern
-      else grammars.of_json_schema('{"enum": [{"a": 1}]}')
+      _regex(pattern) if pattern else _json_schema('{"enum": [{"a": 1}]}')
     )
     number, ids = _number(reader, source), []
     while True:
@@ -246,11 +264,11 @@ def test_bytes_are_tokens_only_where_a_vocabulary_has_them(has_bytes):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    (lambda: grammars.of_regex('a(?=b)'), 'look-ahead'),
-    (lambda: grammars.of_regex('a^b'), 'lookarounds not supported'),
-    (lambda: grammars.of_regex('c'), 'no tokens of this vocabulary spell'),
-    (lambda: grammars.of_json_schema('{"type": "x"}'), 'Invalid type: x'),
-    (lambda: grammars.of_json_schema('{"not": {}}'), 'Unimplemented keys'),
+    (lambda: _regex('a(?=b)'), 'look-ahead'),
+    (lambda: _regex('a^b'), 'lookarounds not supported'),
+    (lambda: _regex('c'), 'no tokens of this vocabulary spell'),
+    (lambda: _json_schema('{"type": "x"}'), 'Invalid type: x'),
+    (lambda: _json_schema('{"not": {}}'), 'Unimplemented keys'),
     (lambda: 'start: x', 'unknown name: "x"'),
     (lambda: 'begin: "a"', 'start'),
   ],
@@ -263,7 +281,7 @@ def test_what_is_no_grammar_is_refused(text, message):
 
 def test_limits_are_llguidances_own():
   reader = _reader(toy_grammar.pairs())
-  source = grammars.of_regex('(a|b){200}')
+  source = _regex('(a|b){200}')
   assert _number(reader, source)
   with pytest.raises(ValueError, match='limit for this grammar: 10'):
     _number(reader, source, initial_lexer_fuel=10)
@@ -271,18 +289,52 @@ def test_limits_are_llguidances_own():
     _number(reader, source, no_limit=1)
 
 
+# Each token that is read adds a state or two, but for a text of b alone.
+_MANY_STATES = _regex('(a|b)*a(a|b){3}|b(a|b)*a(a|b){60}')
+
+
 def test_a_limit_that_is_met_later_leaves_no_token(caplog):
   reader = grammars.Reader(toy_grammar.pairs(), toy_grammar.V)
-  source = grammars.of_regex('(a|b)*a(a|b){12}')
-  number = _number(reader, source, max_lexer_states=40)
-  for length in range(20):
-    masks, *_ = _read(reader, number, [0] * length, [0] * GAMMA)
+  number = _number(reader, _MANY_STATES, max_lexer_states=30)
+  text = np.random.default_rng(0).integers(2, size=40).tolist()
+  for length in range(len(text) - GAMMA):
+    draft = text[length : length + GAMMA]
+    masks, *_ = _read(reader, number, text[:length], draft)
     has_tokens = masks.any(axis=1)
     if not has_tokens.all():
       break
-  assert 1 < length < 19
+  assert 1 < length < len(text) - GAMMA - 1
   assert has_tokens.tolist() == sorted(has_tokens, reverse=True)
   assert 'ended a text: lexer error: too many states' in caplog.text
+  # Nor does the row have one, or another token, afterwards.
+  masks, *_ = _read(reader, number, text[: length + GAMMA])
+  assert not masks[0].any()
+
+
+def test_a_limit_that_a_row_meets_is_of_that_row_alone():
+  """Others keep their masks, though they have the same grammar."""
+  reader = grammars.Reader(toy_grammar.pairs(), toy_grammar.V)
+  limited = _number(reader, _MANY_STATES, max_lexer_states=30)
+  numbers = [limited, limited, _number(reader, _regex('(ab?){60}')), 0]
+  texts = [
+    np.random.default_rng(0).integers(2, size=60).tolist(),
+    [1] * 60,
+    [0, 2, 0, 1, 2] * 12,
+    [2] * 60,
+  ]
+  num_ended = 0
+  for length in range(40):
+    drafts = [text[length : length + GAMMA] for text in texts]
+    masks, *_ = _read_rows(
+      reader, numbers, [text[:length] for text in texts], drafts
+    )
+    num_ended += not masks[0, 0].any()
+    assert (masks[3] == -1).all()
+    for row in (1, 2):
+      for i, mask in enumerate(masks[row]):
+        expected = _fresh_mask(reader, numbers[row], texts[row][: length + i])
+        np.testing.assert_array_equal(mask, expected)
+  assert 3 < num_ended < 40
 
 
 _HOSTILE = {
@@ -326,7 +378,7 @@ text = json.dumps(t._HOSTILE[{name!r}]())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.process_time()
 try:
-  number = t._number(reader, t.grammars.of_json_schema(text))
+  number = t._number(reader, t._json_schema(text))
   ended = 'compiled'
 except ValueError as error:
   ended = str(error)[:100]
