@@ -1,6 +1,7 @@
 """Measures texts that match a grammar: their cost, and the free drafts.
 
     python -m experiments.grammar
+    python -m experiments.grammar --tables=costs,host  # Times alone.
 
 Tokens per target run are exact figures; times are medians.
 """
@@ -20,6 +21,7 @@ import jsonschema
 
 import specdec_jax
 from experiments import common, report
+from experiments.grammar import host, people
 from experiments.report import Cells, Table
 from experiments.suite import examples
 from specdec_jax.assembly import packing, running
@@ -30,30 +32,6 @@ from specdec_jax.measure import stopwatch
 MODULE = 'experiments.grammar'
 GAMMA, BATCH = 8, 10
 DRAFTERS = 'none', 'grammar', 'prompt_lookup'
-TASK = 'Write down as JSON what is said of this person. {}'
-PEOPLE = [
-  f'{name} is {age} years old, works as {job} in {city} and {owns} a car.'
-  for (name, age), (job, city), owns in itertools.product(
-    [('Maria Keller', 41), ('John Smith', 29), ('Aiko Tanaka', 63),
-     ('Omar Haddad', 35), ('Lucia Rossi', 52)],
-    [('a nurse', 'Zurich'), ('a baker', 'Dublin'), ('a pilot', 'Osaka'),
-     ('a teacher', 'Cairo'), ('an engineer', 'Milan')],
-    ['owns', 'does not own', 'has sold', 'has just bought'],
-  )
-]  # fmt: skip
-_SHORT = {'type': 'string', 'minLength': 1, 'maxLength': 24}
-PERSON = {
-  'type': 'object',
-  'properties': {
-    'full_name': _SHORT,
-    'age_in_years': {'type': 'string', 'pattern': '^[0-9]{1,3}$'},
-    'occupation': _SHORT,
-    'city_of_work': _SHORT,
-    'has_a_car': {'type': 'boolean'},
-  },
-  'additionalProperties': False,
-}
-PERSON['required'] = [*PERSON['properties']]
 FIELDS = (  # noqa: SIM905
   'first_name last_name street city postcode country phone email birth_date '
   'occupation company department salary currency start_date manager skills '
@@ -105,7 +83,7 @@ def rows_of(model: str, texts: Sequence[str], **how: Any) -> list[Cells]:
 
 def is_person(done: Completion) -> bool:
   try:
-    jsonschema.validate(json.loads(done.text), PERSON)
+    jsonschema.validate(json.loads(done.text), people.PERSON)
   except (ValueError, jsonschema.ValidationError):
     print('NOT VALID', repr(done.text), file=sys.stderr)
     return False
@@ -117,16 +95,17 @@ TABLES = {
   'sampled': 'JSON by SmolLM2, at temperature 1',
   'record': 'A translation within fixed words',
   'costs': 'What a grammar costs',
+  'host': "The host's part of an iteration",
 }
 
 
 def extraction(num_people: int, temperature: float) -> Table:
   """JSON of what sentences say of a person, by SmolLM2."""
-  people = [TASK.format(text) for text in PEOPLE[:num_people]]
+  prompts = [people.TASK.format(text) for text in people.PEOPLE[:num_people]]
   rows = rows_of(
     'smollm2-135m',
-    people,
-    json_schema=PERSON,
+    prompts,
+    json_schema=people.PERSON,
     max_new_tokens=192,  # Drawn texts, too, are to end by themselves.
     chat=True,
     temperature=temperature,
@@ -145,31 +124,37 @@ def record() -> Table:
 def costs(max_new_tokens: int, repeats: int) -> Table:
   """The time of a target run with masks and without."""
   rows = []
-  timed, runs = {}, {}
-  schemas = {'none': {}, '5 fields': PERSON, '30 fields': WIDE}
+  timed, counts = {}, {}
+  schemas = {'none': None, '5 fields': people.PERSON, '30 fields': WIDE}
   for drafter in ('none', 'prompt_lookup'):
-    decoder = specdec_jax.load('smollm2-135m', drafter=drafter, gamma=GAMMA)
+    gamma = {} if drafter == 'none' else {'gamma': GAMMA}
+    decoder = specdec_jax.load('smollm2-135m', drafter=drafter, **gamma)
     for name, schema in schemas.items():
       settings = running.DecodeSettings(
         max_new_tokens=max_new_tokens,
         chat=True,
-        text=TextSettings(json_schema=schema or None),
+        text=TextSettings(json_schema=schema),
       )
-      [batch] = packing.pack(decoder, [TASK.format(PEOPLE[0])], settings)
+      prompt = people.TASK.format(people.PEOPLE[0])
+      [batch] = packing.pack(decoder, [prompt], settings)
       decode = running.compile_decode(decoder, batch, settings)
       output = jax.device_get(decode(batch, ()))
-      runs[drafter, name] = int(output.statistics.num_target_runs[0])
+      counts[drafter, name] = output.statistics
       timed[drafter, name] = lambda decode=decode, batch=batch: (
         stopwatch.run_seconds(decode, batch, ())[1]
       )
   turns = [{k: run() for k, run in timed.items()} for _ in range(repeats)]
-  for key, num_runs in runs.items():
-    seconds = statistics.median(turn[key] for turn in turns) / num_runs
+  for (drafter, schema), count in counts.items():
+    seconds = statistics.median(turn[drafter, schema] for turn in turns)
+    num_runs = int(count.num_target_runs[0])
+    num_tokens = int(count.num_tokens[0])
     cells: Cells = {
-      'drafter': key[0],
-      'schema': key[1],
+      'drafter': drafter,
+      'schema': schema,
+      'tokens': num_tokens,
       'target runs': num_runs,
-      'ms per run': f'{seconds * 1e3:.2f}',
+      'ms per run': f'{seconds * 1e3 / num_runs:.2f}',
+      'tokens per second': f'{num_tokens / seconds:.1f}',
     }
     rows.append(cells)
   return Table(
@@ -196,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     functools.partial(extract, temperature=1.0),
     record,
     functools.partial(costs, args.max_new_tokens, args.repeats),
+    functools.partial(host.table, args.repeats),
   )
 
   def run() -> None:
