@@ -24,12 +24,14 @@ def write_model_and_task(folder: Path) -> None:
 
 
 def infer(
-  place: Disk | Bucket, *, temperature: float, num_processes: int
+  place: Disk | Bucket, *, temperature: float, num_processes: int, regex: str
 ) -> Campaign:
-  """T5X's tiny checkpoint, drafts that are mostly wrong, chunks of 8 rows."""
+  """T5X's tiny checkpoint, drafts that are mostly wrong, chunks of 8 rows; all
+  texts match a regular expression unless that is empty."""
   is_marked_chunk = re.compile(r'-chunk\d{5}\.COMPLETED$').search
   is_chunk = re.compile(r'-chunk\d{5}$').search
   mesh = {}
+  grammar = {'Decoding__regex': repr(regex)} if regex else {}
   if num_processes > 1:
     mesh['device_mesh__num_devices'] = 'None'
     mesh['device_mesh__num_partitions'] = 2
@@ -46,6 +48,7 @@ def infer(
       gin_file('drafters/uniform.gin'),
       drafters__Uniform__gamma=4,
       Decoding__temperature=temperature,
+      **grammar,
       **mesh,
     ),
     place=place,

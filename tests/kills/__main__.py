@@ -1,7 +1,7 @@
 """Kills a command at random moments, again and again, until it is done, and
 compares what it leaves with an undisturbed run's.
 
-  python -m tests.kills infer --kills=100 [--temperature=1]
+  python -m tests.kills infer --kills=100 [--temperature=1] [--regex='[a-z ]+']
   python -m tests.kills train --kills=100
   python -m tests.kills convert --kills=20 --bucket
   python -m tests.kills infer --kills=20 --bucket --processes=2 --fault=one
@@ -292,6 +292,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument('command', choices=tuple(COMMANDS))
   parser.add_argument('--kills', type=int, default=100)
   parser.add_argument('--temperature', type=float, default=0.0, help='of infer')
+  parser.add_argument('--regex', default='', help='of infer: of its texts')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument(
     '--bucket', action='store_true', help='read and write a stand-in for gs://'
@@ -324,7 +325,10 @@ if __name__ == '__main__':
   write, make = COMMANDS[args.command]
   if args.command == 'infer':
     make = functools.partial(
-      make, temperature=args.temperature, num_processes=args.processes
+      make,
+      temperature=args.temperature,
+      num_processes=args.processes,
+      regex=args.regex,
     )
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(workplace())
