@@ -94,10 +94,6 @@ def test_the_step_is_kept_or_chosen(run, source, tmp_path):
     run('convert', source, folder, '--to', 't5x_orbax', *options)
     assert t5x.find(folder).name == f'checkpoint_{step}'
     assert t5x.read_step(folder) == step
-  result = run(
-    'convert', source, tmp_path / 'x', '--to', 'orbax', '--step', '1'
-  )
-  assert_refused(result, '--step', 'T5X')
 
 
 def test_a_step_joins_those_that_are_there(run, source, tmp_path):
@@ -166,29 +162,57 @@ def test_a_draft_vocabulary_goes_along(run, tmp_path):
 
 def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
   bare, folder = golden / 't5x_orbax', tmp_path / 'new'
-  to = ('--to', 'orbax')
-  result = run('convert', bare, folder, *to)
-  assert_refused(result, 'state its sizes')
-  result = run('convert', bare, folder, *to, '--config', 't5_1_1_tiny')
-  assert_refused(result, "'t5_1_1_tiny' is neither")
-  result = run('convert', bare, folder, *to, '--config', 't5_1_1_small')
-  assert_refused(result, 'lacks 138 arrays')
   model_file.write(tmp_path, CONFIG)
-  config = ('--config', tmp_path / 'model.json')
-  result = run('convert', bare, folder, *to, *config)
+  config = ('--to', 'orbax', '--config', tmp_path / 'model.json')
+  result = run('convert', bare, folder, *config)
   assert result.status == 0
   assert result.out.endswith('in float32, without a vocabulary\n')
   words = ('--vocabulary', golden / 'tiny_sp.model')
-  many = ('--extra_ids', '100')
-  result = run('convert', bare, tmp_path / 'a', *to, *config, *words, *many)
-  assert_refused(result, '185 tokens', '128')
-  result = run('convert', bare, tmp_path / 'a', *to, *config, *words)
+  result = run('convert', bare, tmp_path / 'a', *config, *words)
   assert result.status == 0, result
   assert loading.load(str(tmp_path / 'a')).vocabulary.vocab_size == 85
-  result = run('convert', tmp_path / 'a', tmp_path / 'b', *to, *config)
+  result = run('convert', tmp_path / 'a', tmp_path / 'b', *config)
   assert_refused(result, 'states its sizes')
-  result = run('convert', bare, tmp_path / 'b', *to, *config, *many)
-  assert_refused(result, '--extra_ids', '--vocabulary')
+
+
+REFUSED = {
+  'no sizes': ('{bare}', 'state its sizes'),
+  'unknown sizes': ('{bare} --config t5_1_1_tiny', "'t5_1_1_tiny' is neither"),
+  'other sizes': ('{bare} --config t5_1_1_small', 'lacks 138 arrays'),
+  'too many sentinels': (
+    '{bare} --config {sizes} --vocabulary {words} --extra_ids 100',
+    *('185 tokens', '128'),
+  ),
+  'sentinels of no vocabulary': (
+    '{bare} --config {sizes} --extra_ids 100',
+    *('--extra_ids', '--vocabulary'),
+  ),
+  'step of Orbax': ('{source} --step 1', '--step', 'T5X'),
+  'no folder': ('{folder}/none', 'no model'),
+  'empty folder': ('{folder}/empty', 'config.json', 'checkpoint_N'),
+  'unfinished checkpoint': ('{unfinished}', 'no finished checkpoint_N'),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_sources_that_are_refused(run, golden, source, tmp_path, case):
+  flags, *parts = REFUSED[case]
+  (tmp_path / 'empty').mkdir()
+  unfinished = shutil.copytree(source, tmp_path / 'unfinished')
+  (unfinished / 'checkpoint_7' / 'checkpoint').unlink()
+  flags = flags.format(
+    bare=golden / 't5x_orbax',
+    source=source,
+    sizes=source / model_file.NAME,
+    words=source / 'spiece.model',
+    folder=tmp_path,
+    unfinished=unfinished,
+  )
+  new = tmp_path / 'new'
+  assert_refused(
+    run('convert', *flags.split(), str(new), '--to', 'orbax'), *parts
+  )
+  assert not new.exists()
 
 
 def test_a_folder_without_a_vocabulary_is_not_loaded_for_decoding(tmp_path):
@@ -313,14 +337,3 @@ def test_an_interrupt_leaves_what_was_there(run, source, tmp_path, monkeypatch):
   assert run('convert', source, folder, *to, '--overwrite').status == 130
   assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
   assert sorted(p.name for p in tmp_path.iterdir()) == ['new', 'source']
-
-
-def test_sources_that_are_no_model(run, source, tmp_path):
-  to = (tmp_path / 'new', '--to', 'orbax')
-  assert_refused(run('convert', tmp_path / 'none', *to), 'no model')
-  (tmp_path / 'empty').mkdir()
-  result = run('convert', tmp_path / 'empty', *to)
-  assert_refused(result, 'config.json', 'checkpoint_N')
-  (source / 'checkpoint_7' / 'checkpoint').unlink()
-  result = run('convert', source, *to)
-  assert_refused(result, 'no finished checkpoint_N')

@@ -238,14 +238,19 @@ def test_layers_are_told_stack_by_stack():
   assert found == expected
 
 
+@pytest.mark.parametrize(
+  ('target', 'drafter', 'message'),
+  [('llama', 't5', 'whole model'), ('eagle', 'eagle', 'eagle only')],
+)
+def test_what_is_not_bound_to_a_target(target, drafter, message):
+  with pytest.raises(ValueError, match=message):
+    families.bind(CONFIGS[target], CONFIGS[drafter], width=2)
+
+
 def test_what_only_drafts_is_no_language_model(monkeypatch):
   for name in ('eagle', *OF_EXTRAS):
     with pytest.raises(ValueError, match=f'{name} only'):
       families.language_model(CONFIGS[name])
-  with pytest.raises(ValueError, match='whole model'):
-    families.bind(CONFIGS['llama'], CONFIGS['t5'], width=2)
-  with pytest.raises(ValueError, match='eagle only'):
-    families.bind(CONFIGS['eagle'], CONFIGS['eagle'], width=2)
   table = TableConfig(vocab_size=4)
   with pytest.raises(ValueError, match='TableConfig'):
     families.of(table)

@@ -264,18 +264,21 @@ def test_the_self_test_is_greedy_for_sampled_rows_too():
 
 
 @pytest.mark.parametrize(
-  'options',
-  [{'drafter': 'none'}, {'gamma': 'auto'}],
+  ('options', 'message'),
+  [
+    ({'exact_bits': True, 'drafter': 'none'}, 'exact_bits'),
+    ({'exact_bits': True, 'gamma': 'auto'}, 'exact_bits'),
+    (
+      {'drafter': 'none', 'gamma': 2, 'tree': (0, 0)},
+      'plain decoding has a tree only',
+    ),
+    (
+      {'drafter': 'none', 'gamma': 2, 'num_continuations': 2},
+      'plain decoding has a tree only',
+    ),
+  ],
   ids=str,
 )
-def test_exact_bits_needs_one_width(options):
-  with pytest.raises(ValueError, match='exact_bits'):
-    specdec_jax.load('lm-nano', exact_bits=True, **options)
-
-
-@pytest.mark.parametrize(
-  'options', [{'tree': (0, 0)}, {'num_continuations': 2}], ids=str
-)
-def test_plain_decoding_has_no_tree_without_exact_bits(options):
-  with pytest.raises(ValueError, match='plain decoding has a tree only'):
-    specdec_jax.load('lm-nano', drafter='none', gamma=2, **options)
+def test_plain_decoding_and_exact_bits_need_one_width(options, message):
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.load('lm-nano', **options)

@@ -55,12 +55,18 @@ def test_rows_split_and_draw_by_their_own_keys(impl):
     np.testing.assert_array_equal(function(row_keys[3:4]), together[3:4])
 
 
-@pytest.mark.parametrize('shape', [(3,), (2, 1), ()])
-def test_what_is_no_key_is_refused(shape):
-  with pytest.raises(ValueError, match='2 or 4 words'):
-    keys.threefry(jnp.zeros(shape, jnp.uint32))
-  with pytest.raises(ValueError, match='got int32'):
-    keys.threefry(jnp.zeros(2, jnp.int32))
+@pytest.mark.parametrize(
+  ('shape', 'dtype', 'message'),
+  [
+    ((3,), 'uint32', '2 or 4 words'),
+    ((2, 1), 'uint32', '2 or 4 words'),
+    ((), 'uint32', '2 or 4 words'),
+    ((2,), 'int32', 'got int32'),
+  ],
+)
+def test_what_is_no_key_is_refused(shape, dtype, message):
+  with pytest.raises(ValueError, match=message):
+    keys.threefry(jnp.zeros(shape, dtype))
 
 
 def test_several_keys_are_refused_where_one_is_due():
