@@ -18,6 +18,8 @@ def heads_pair(name: str, gamma: int) -> tuple:
   config, params = NETWORKS[name][0], start(name)[1]
   sizes = BlockHeadsConfig(embed_dim=config.embed_dim, gamma=gamma, mlp_dim=4)
   bound = families.bind(config, sizes, width=gamma + 1)
-  own = families.of(sizes).init_params(sizes, jax.random.key(3))
+  # The same heads with any default of keys: of others, no draft may be right.
+  rng_key = jax.random.key(3, impl='threefry2x32')
+  own = families.of(sizes).init_params(sizes, rng_key)
   drafter = blockwise_heads(bound.model, gamma=gamma)
   return bound.target, drafter, Params(params, bound.join(params, own))
