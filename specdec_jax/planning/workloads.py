@@ -26,6 +26,11 @@ from specdec_jax.sharding import rules
 
 # Sizes of drafter networks, by name.
 _NAMED = presets.PRESETS, presets.SPEC_DRAFTERS, presets.ASSISTANTS
+# Names of networks that only draft.
+_DRAFTERS = (
+  *(presets.SPEC_DRAFTERS, presets.ASSISTANTS),
+  *(presets.EAGLES, presets.BLOCKS),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,8 @@ def decoder_of(
   drafter's. Raises ValueError if there are no such sizes, or they do not fit
   the target.
   """
+  if any(target in named for named in _DRAFTERS):
+    raise ValueError(f'{target} only drafts: give it as draft, not as target')
   _check_spelling(target, presets.PRESETS)
   model = Model(
     checkpoint=target,

@@ -268,6 +268,13 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
       ('--target', 't5_mini', '--draft', 't5_nano', '--topology', 'v9:1x1'),
       "'v9:1x1'",
     ),
+    *(
+      (
+        ('--target', name, '--drafter', 'prompt_lookup', '--topology', 'v9'),
+        f'{name} only drafts',
+      )
+      for name in ('gemma4_31b_assistant', 'eagle3_8k')
+    ),
     # Logits of one vocabulary may be padded differently, by a little.
     (
       ('--target', 'qwen2_5_7b', '--draft', 'qwen2_5_0_5b', '--topology', 'v9'),
