@@ -30,8 +30,6 @@ from specdec_jax.planning import planner
 
 MODULE = 'experiments.block'
 FOLDER = results.ROOT / 'block' / 'results'
-# Drafts that are timed, in tokens.
-_TIMED = (3, GAMMA)
 _ALL_TEXTS = (
   f'Drafts of {GAMMA} tokens, greedy, float32. Accuracy by position: how often '
   'token 1 to 6 of a draft is accepted once those before it are. ende-mini: '
@@ -174,12 +172,12 @@ def speed(args: argparse.Namespace) -> Table:
   rows = []
   for row in [*_trained(args), *_shipped(args)]:
     target = row.drafter.target
-    for gamma in _TIMED:
+    for gamma in TARGETS[target].gammas:
       name = f'speed_{gamma}{args.isa and "_" + args.isa}.json'
       figures = measuring.time(
         row.drafter,
         row.figures / name,
-        TARGETS[target].prompts,
+        TARGETS[target].timed_texts,
         gamma,
         args.isa,
       )

@@ -41,14 +41,17 @@ class Target(NamedTuple):
     shipped: titles and drafters of the models that come with the package.
     absent: drafters that it cannot have, and why.
     options: of decoding.
-    prompts: a file for the speeds, and new tokens per prompt.
+    timed_texts: for the speeds: a file of prompts, how many of them, evenly
+      spread, and the new tokens of each.
+    gammas: of the drafts that are timed.
   """
 
   recipes: Mapping[str, Recipe]
   shipped: Mapping[str, tuple[str, str]]
   absent: str
   options: tuple[str, ...]
-  prompts: tuple[str, int]
+  timed_texts: tuple[str, int, int]
+  gammas: tuple[int, ...]
 
 
 _WITH_CONFIDENCE = ('--min_confidence', str(MIN_CONFIDENCE))
@@ -123,13 +126,15 @@ TARGETS = {
     absent='EAGLE-3 drafters are for decoders without an encoder, here as in '
     'their paper.',
     options=(),
-    prompts=('experiments/prompts/short.jsonl', 48),
+    timed_texts=('experiments/prompts/short.jsonl', 24, 48),
+    gammas=(3, GAMMA),
   ),
   'smollm2-135m': Target(
     recipes=_SMOLLM2,
     shipped={'smollm2-135m-eagle': ('EAGLE-3', 'eagle')},
     absent='a Spec-Drafter reads the source of an encoder-decoder.',
     options=('--chat',),
-    prompts=('experiments/prompts/chat.jsonl', 48),
+    timed_texts=('experiments/prompts/chat.jsonl', 4, 48),
+    gammas=(3,),
   ),
 }
