@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -112,24 +111,14 @@ def _options(drafter: Drafter) -> list[str]:
 
 
 def time(
-  drafter: Drafter,
-  out: Path,
-  timed_texts: tuple[str, int, int],
-  gamma: int,
-  isa: str,
+  drafter: Drafter, out: Path, timed_texts: tuple[str, int, int], gamma: int
 ) -> Figures:
-  """Times decoding at batch 1, with the processor's instructions up to `isa`,
-  as XLA names them; all by default. For `timed_texts` see `recipes.Target`."""
+  """Times decoding at batch 1; for `timed_texts` see `recipes.Target`."""
   file, num_prompts, num_tokens = timed_texts
   lines = Path(file).read_text('utf-8').splitlines(keepends=True)
   prompts = out.with_name('speed_prompts.jsonl')
   prompts.parent.mkdir(parents=True, exist_ok=True)
   prompts.write_text(''.join(common.spread(lines, num_prompts)), 'utf-8')
-  flags = os.environ.get('XLA_FLAGS', '')
-  limit = f'--xla_cpu_max_isa={isa}'
-  # Of this process, too: the table's header shows its flags.
-  if isa and limit not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {limit}'.strip()
   return bench(
     *(drafter, out, '--gamma', str(gamma), '--prompts', str(prompts)),
     *('--max_new_tokens', str(num_tokens), '--repeats', '3'),
