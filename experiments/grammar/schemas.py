@@ -1,0 +1,220 @@
+"""Texts by JSON schemas that were written for other programs.
+
+    python -m experiments.grammar.schemas write --schemas=data --task=task.jsonl
+    specdec infer ...  # See README.md.
+    python -m experiments.grammar.schemas judge --task=task.jsonl \
+      --predictions=out/task-predict.jsonl-00000-of-00001
+
+Each schema has a greedy text and two that are drawn. A text that ends by itself
+has to follow its schema. Many do not end, as a small model repeats itself
+inside a string: `--cut` writes the task of these, for a run with a larger
+limit.
+"""
+
+import argparse
+import decimal
+import functools
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+import specdec_jax
+from experiments import common, report
+from experiments.report import Cells, Table
+from specdec_jax.text import grammars
+
+MODULE = 'experiments.grammar.schemas'
+TASK = 'Give a short example of JSON for this schema: {}'
+# Characters of a schema that its prompt quotes.
+_QUOTED = 80
+_TEMPERATURES = 0.0, 1.0, 1.0
+# A text is in circles if its last characters repeat a shorter part.
+_TAIL, _LONGEST_CIRCLE = 400, 130
+# Of the numbers that are checked; no text has longer ones.
+_DIGITS = 2000
+# A line of a task or of its predictions.
+_Line = dict[str, Any]
+
+
+def write(args: argparse.Namespace) -> None:
+  """Writes a task of all texts of the schemas, greedy ones first."""
+  schemas = chosen(args.schemas, args.num_schemas)
+  lines = [
+    {
+      'inputs': TASK.format(text[:_QUOTED]),
+      'schema': name,
+      'temperature': temperature,
+      'json_schema': text,
+    }
+    for temperature in _TEMPERATURES
+    for name, text in schemas.items()
+  ]
+  _write_lines(args.task, lines)
+
+
+def chosen(folder: Path, num_schemas: int) -> dict[str, str]:
+  """Draws schemas from the JSON files of a folder and its folders, by their
+  paths: of those that llguidance compiles for SmolLM2, and that `jsonschema`
+  takes for schemas. Raises ValueError if there are too few."""
+  paths = sorted(folder.rglob('*.json'))
+  random.Random(2).shuffle(paths)
+  decoder = specdec_jax.load('smollm2-135m', drafter='none')
+  reader = grammars.reader_of(decoder.vocabulary, decoder.target.vocab_size)
+  schemas: dict[str, str] = {}
+  for path in paths:
+    if len(schemas) == num_schemas:
+      break
+    text = path.read_text('utf-8')
+    try:
+      reader.number_of(grammars.of_option('json_schema', text))
+      schema = json.loads(text)
+      jsonschema.validators.validator_for(schema).check_schema(schema)
+    except (ValueError, jsonschema.SchemaError):
+      continue
+    schemas[path.relative_to(folder).as_posix()] = text
+  if len(schemas) < num_schemas:
+    raise ValueError(
+      f'{folder} has {len(schemas)} usable schemas, not {num_schemas}'
+    )
+  return schemas
+
+
+def judge(args: argparse.Namespace, argv: Sequence[str]) -> None:
+  """Counts the texts that follow their schemas, and writes the task of those
+  that their limit cut."""
+  task, predictions = _read_lines(args.task), _read_lines(args.predictions)
+  inputs = [text['inputs']['inputs_pretokenized'] for text in predictions]
+  if inputs != [line['inputs'] for line in task]:
+    raise ValueError(f'{args.predictions} has not the inputs of {args.task}')
+  pairs = list(zip(task, predictions, strict=True))
+  make = functools.partial(table, pairs)
+  title = 'JSON by schemas of other programs'
+  report.measure((MODULE, argv), args.output, args.name, title, make)
+  if args.cut is not None:
+    _write_lines(args.cut, [line for line, text in pairs if _is_cut(text)])
+
+
+def table(pairs: Sequence[tuple[_Line, _Line]]) -> Table:
+  """Counts greedy and drawn texts."""
+  kinds: dict[str, Callable[[_Line], bool]] = {
+    'greedy': lambda line: line['temperature'] == 0,
+    'at temperature 1': lambda line: line['temperature'] == 1,
+  }
+  rows = []
+  for name, is_of_kind in kinds.items():
+    alike = [pair for pair in pairs if is_of_kind(pair[0])]
+    rows.append({'texts': name, **counted(alike)})
+  return Table(rows=rows)
+
+
+def counted(pairs: Sequence[tuple[_Line, _Line]]) -> Cells:
+  """Counts texts that ended by themselves, those of them that follow their
+  schemas, and those that were cut."""
+  ended = [pair for pair in pairs if pair[1]['aux']['end'] == 'eos']
+  cut = [text['prediction'] for _, text in pairs if _is_cut(text)]
+  follow = 0
+  for line, text in ended:
+    if follows(text['prediction'], line['json_schema']):
+      follow += 1
+    else:
+      print('NOT VALID', line['schema'], text['prediction'], file=sys.stderr)
+  total = lambda name: sum(text['aux'][name] for _, text in pairs)
+  return {
+    'number': len(pairs),
+    'tokens': total('tokens'),
+    'target runs': total('target_runs'),
+    'ended': len(ended),
+    'follow their schema': follow,
+    'met the limit': len(cut),
+    'of these in circles': sum(map(is_in_circles, cut)),
+  }
+
+
+def follows(text: str, schema: str) -> bool:
+  """Whether a text is JSON that a schema accepts, by `jsonschema`."""
+  # As binary fractions, 2.32 would be no multiple of 0.01.
+  read = functools.partial(json.loads, parse_float=_exact)
+  try:
+    with decimal.localcontext(decimal.Context(prec=_DIGITS)):
+      jsonschema.validate(read(text), read(schema))
+  except (ValueError, jsonschema.ValidationError):
+    return False
+  return True
+
+
+def _exact(text: str) -> int | decimal.Decimal:
+  """Reads a number with a point or an exponent; 2.0 and 1e3 are integers."""
+  number = decimal.Decimal(text)
+  is_whole = number == number.to_integral_value()
+  return int(number) if is_whole and number.adjusted() < _DIGITS else number
+
+
+def is_in_circles(text: str) -> bool:
+  """Whether the end of a text repeats a part of it again and again."""
+  # 'la la la la' is itself after 3 characters.
+  tail = text[-_TAIL:]
+  sizes = range(1, _LONGEST_CIRCLE + 1)
+  return any(tail[size:] == tail[:-size] for size in sizes)
+
+
+def _is_cut(text: Mapping[str, Any]) -> bool:
+  return text['aux']['end'] == 'length'
+
+
+def _read_lines(path: Path) -> list[_Line]:
+  with path.open(encoding='utf-8') as file:
+    return [json.loads(line) for line in file]
+
+
+def _write_lines(path: Path, lines: Sequence[_Line]) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
+  path.write_text(text, 'utf-8')
+  print(f'wrote {len(lines)} texts to {path}')
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
+  )
+  commands = parser.add_subparsers(dest='command', required=True)
+  writing = commands.add_parser('write', help='the task, for specdec infer')
+  writing.add_argument(
+    '--schemas',
+    type=Path,
+    required=True,
+    help='a folder of JSON schemas, perhaps in folders',
+  )
+  common.add_counts(writing, num_schemas=300)
+  judging = commands.add_parser('judge', help='what specdec infer wrote')
+  judging.add_argument('--predictions', type=Path, required=True)
+  judging.add_argument(
+    '--cut', type=Path, help='where to write the task of texts that were cut'
+  )
+  judging.add_argument(
+    '--output', type=Path, default=Path('experiments/grammar/results')
+  )
+  judging.add_argument('--name', default='schemas', help='of the results')
+  for command in (writing, judging):
+    command.add_argument('--task', type=Path, required=True)
+  return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
+  args = _parser().parse_args(argv)
+  run = (
+    functools.partial(write, args)
+    if args.command == 'write'
+    else functools.partial(judge, args, argv)
+  )
+  return common.finish('schemas', run)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
