@@ -5,10 +5,9 @@
     python -m experiments.grammar.schemas judge --task=task.jsonl \
       --predictions=out/task-predict.jsonl-00000-of-00001
 
-Each schema has a greedy text and two that are drawn. A text that ends by itself
-has to follow its schema. Many do not end, as a small model repeats itself
-inside a string: `--cut` writes the task of these, for a run with a larger
-limit.
+A text that ends by itself has to follow its schema. Many do not end, as a small
+model repeats itself inside a string. `--cut` writes a task of these, with a
+bias for what closes strings, arrays and objects.
 """
 
 import argparse
@@ -16,8 +15,9 @@ import decimal
 import functools
 import json
 import random
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ MODULE = 'experiments.grammar.schemas'
 TASK = 'Give a short example of JSON for this schema: {}'
 # Characters of a schema that its prompt quotes.
 _QUOTED = 80
-_TEMPERATURES = 0.0, 1.0, 1.0
+# Tokens that close strings, arrays or objects, or end a number.
+_CLOSING = re.compile('"?[]}]*,?')
 # A text is in circles if its last characters repeat a shorter part.
 _TAIL, _LONGEST_CIRCLE = 400, 130
 # Of the numbers that are checked; no text has longer ones.
@@ -42,7 +43,7 @@ _Line = dict[str, Any]
 
 
 def write(args: argparse.Namespace) -> None:
-  """Writes a task of all texts of the schemas, greedy ones first."""
+  """Writes a task: for each temperature, a text of each schema."""
   schemas = chosen(args.schemas, args.num_schemas)
   lines = [
     {
@@ -51,7 +52,7 @@ def write(args: argparse.Namespace) -> None:
       'temperature': temperature,
       'json_schema': text,
     }
-    for temperature in _TEMPERATURES
+    for temperature in args.temperatures
     for name, text in schemas.items()
   ]
   _write_lines(args.task, lines)
@@ -96,19 +97,32 @@ def judge(args: argparse.Namespace, argv: Sequence[str]) -> None:
   title = 'JSON by schemas of other programs'
   report.measure((MODULE, argv), args.output, args.name, title, make)
   if args.cut is not None:
-    _write_lines(args.cut, [line for line, text in pairs if _is_cut(text)])
+    biases = {'logit_bias': closing_biases()}
+    cut = [line | biases for line, text in pairs if _is_cut(text)]
+    _write_lines(args.cut, cut)
+
+
+def closing_biases() -> dict[str, float]:
+  """Returns biases of SmolLM2's tokens that close something, by their ids."""
+  tokens = specdec_jax.load('smollm2-135m', drafter='none').vocabulary.tokens()
+
+  def bias(token: str) -> float:
+    # Brackets are the ends of arrays rather than commas, but a part of strings.
+    return 6.0 + 2.0 * any(map(token.count, ']}')) + 4.0 * ('"' in token)
+
+  return {
+    str(i): bias(token)
+    for i, token in enumerate(tokens)
+    if token and _CLOSING.fullmatch(token)
+  }
 
 
 def table(pairs: Sequence[tuple[_Line, _Line]]) -> Table:
-  """Counts greedy and drawn texts."""
-  kinds: dict[str, Callable[[_Line], bool]] = {
-    'greedy': lambda line: line['temperature'] == 0,
-    'at temperature 1': lambda line: line['temperature'] == 1,
-  }
+  """Counts the texts of each temperature."""
   rows = []
-  for name, is_of_kind in kinds.items():
-    alike = [pair for pair in pairs if is_of_kind(pair[0])]
-    rows.append({'texts': name, **counted(alike)})
+  for temperature in sorted({line['temperature'] for line, _ in pairs}):
+    alike = [pair for pair in pairs if pair[0]['temperature'] == temperature]
+    rows.append({'temperature': f'{temperature:g}', **counted(alike)})
   return Table(rows=rows)
 
 
@@ -125,7 +139,7 @@ def counted(pairs: Sequence[tuple[_Line, _Line]]) -> Cells:
       print('NOT VALID', line['schema'], text['prediction'], file=sys.stderr)
   total = lambda name: sum(text['aux'][name] for _, text in pairs)
   return {
-    'number': len(pairs),
+    'texts': len(pairs),
     'tokens': total('tokens'),
     'target runs': total('target_runs'),
     'ended': len(ended),
@@ -189,6 +203,13 @@ def _parser() -> argparse.ArgumentParser:
     type=Path,
     required=True,
     help='a folder of JSON schemas, perhaps in folders',
+  )
+  writing.add_argument(
+    '--temperatures',
+    type=float,
+    nargs='+',
+    default=[0.0, 1.0, 1.0],
+    help='of the texts of each schema; 0 is greedy',
   )
   common.add_counts(writing, num_schemas=300)
   judging = commands.add_parser('judge', help='what specdec infer wrote')

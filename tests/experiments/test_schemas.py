@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip('jsonschema')
 
 from experiments.grammar import schemas
+from specdec_jax.checkpoints import loading
 
 
 def test_texts_that_break_a_schema_are_seen():
@@ -65,11 +66,9 @@ def files(tmp_path):
 
 
 def test_each_kind_of_end_is_counted(files, tmp_path, capsys):
-  cut = tmp_path / 'cut.jsonl'
-  argv = ['judge', *files, f'--output={tmp_path}', f'--cut={cut}']
-  assert schemas.main(argv) == 0
+  assert schemas.main(['judge', *files, f'--output={tmp_path}']) == 0
   counts = {
-    'number': 2,
+    'texts': 2,
     'tokens': 16,
     'target runs': 4,
     'ended': 1,
@@ -78,12 +77,24 @@ def test_each_kind_of_end_is_counted(files, tmp_path, capsys):
   greedy = {'follow their schema': 1, 'of these in circles': 1}
   drawn = {'follow their schema': 0, 'of these in circles': 0}
   assert json.loads((tmp_path / 'schemas.json').read_text())['rows'] == [
-    {'texts': 'greedy', **counts, **greedy},
-    {'texts': 'at temperature 1', **counts, **drawn},
+    {'temperature': '0', **counts, **greedy},
+    {'temperature': '1', **counts, **drawn},
   ]
   assert 'NOT VALID number.json "one"' in capsys.readouterr().err
+
+
+@pytest.mark.smollm2
+def test_what_was_cut_is_to_close_its_strings(files, tmp_path):
+  cut = tmp_path / 'cut.jsonl'
+  argv = ['judge', *files, f'--output={tmp_path}', f'--cut={cut}']
+  assert schemas.main(argv) == 0
   lines = [json.loads(line) for line in cut.read_text().splitlines()]
   assert [line['inputs'] for line in lines] == ['0.0 11111', '1.0 0 1 2']
+  tokens = loading.load('smollm2-135m').vocabulary.tokens()
+  biases = {tokens[int(i)]: x for i, x in lines[0]['logit_bias'].items()}
+  assert biases['"}'] > biases['"'] > biases['}'] > biases[','] > 0
+  # What opens something, or may be a part of a text.
+  assert not {'{', '[', ',"', '."', 'a', ' '} & biases.keys()
 
 
 def test_predictions_of_another_task_are_refused(files, tmp_path, capsys):
@@ -102,7 +113,8 @@ def test_a_task_has_what_are_schemas_alone(tmp_path, capsys):
   (folder / 'one.json').write_text('{"const": "yes"}')
   (folder / 'two.json').write_text('{"type": "things"}')
   argv = ['write', f'--schemas={folder}', f'--task={task}']
-  assert schemas.main([*argv, '--num_schemas=1']) == 0
+  some = ['--num_schemas=1', '--temperatures', '0', '1', '1']
+  assert schemas.main([*argv, *some]) == 0
   lines = [json.loads(line) for line in task.read_text().splitlines()]
   assert [line['schema'] for line in lines] == ['one.json'] * 3
   assert [line['temperature'] for line in lines] == [0, 1, 1]
