@@ -13,6 +13,7 @@ bias for what closes strings, arrays and objects.
 import argparse
 import decimal
 import functools
+import itertools
 import json
 import random
 import re
@@ -40,6 +41,7 @@ _TAIL, _LONGEST_CIRCLE = 400, 130
 _DIGITS = 2000
 # A line of a task or of its predictions.
 _Line = dict[str, Any]
+_Pair = tuple[_Line, _Line]
 
 
 def write(args: argparse.Namespace) -> None:
@@ -88,18 +90,27 @@ def chosen(folder: Path, num_schemas: int) -> dict[str, str]:
 def judge(args: argparse.Namespace, argv: Sequence[str]) -> None:
   """Counts the texts that follow their schemas, and writes the task of those
   that their limit cut."""
-  task, predictions = _read_lines(args.task), _read_lines(args.predictions)
-  inputs = [text['inputs']['inputs_pretokenized'] for text in predictions]
-  if inputs != [line['inputs'] for line in task]:
-    raise ValueError(f'{args.predictions} has not the inputs of {args.task}')
-  pairs = list(zip(task, predictions, strict=True))
-  make = functools.partial(table, pairs)
+  if len(args.task) != len(args.predictions):
+    raise ValueError('give the predictions of each task')
+  files = zip(args.task, args.predictions, strict=True)
+  runs = {task.stem: _pairs(task, predictions) for task, predictions in files}
+  make = functools.partial(table, runs)
   title = 'JSON by schemas of other programs'
-  report.measure((MODULE, argv), args.output, args.name, title, make)
+  report.measure((MODULE, argv), args.output, 'schemas', title, make)
   if args.cut is not None:
     biases = {'logit_bias': closing_biases()}
+    pairs = itertools.chain.from_iterable(runs.values())
     cut = [line | biases for line, text in pairs if _is_cut(text)]
     _write_lines(args.cut, cut)
+
+
+def _pairs(task: Path, predictions: Path) -> list[_Pair]:
+  """Reads the lines of a task with their predictions."""
+  lines, texts = _read_lines(task), _read_lines(predictions)
+  inputs = [text['inputs']['inputs_pretokenized'] for text in texts]
+  if inputs != [line['inputs'] for line in lines]:
+    raise ValueError(f'{predictions} has not the inputs of {task}')
+  return list(zip(lines, texts, strict=True))
 
 
 def closing_biases() -> dict[str, float]:
@@ -117,16 +128,18 @@ def closing_biases() -> dict[str, float]:
   }
 
 
-def table(pairs: Sequence[tuple[_Line, _Line]]) -> Table:
-  """Counts the texts of each temperature."""
+def table(runs: Mapping[str, Sequence[_Pair]]) -> Table:
+  """Counts the texts of each temperature of each task, by the tasks' names."""
   rows = []
-  for temperature in sorted({line['temperature'] for line, _ in pairs}):
-    alike = [pair for pair in pairs if pair[0]['temperature'] == temperature]
-    rows.append({'temperature': f'{temperature:g}', **counted(alike)})
+  for name, pairs in runs.items():
+    for temperature in sorted({line['temperature'] for line, _ in pairs}):
+      alike = [pair for pair in pairs if pair[0]['temperature'] == temperature]
+      cells = {'task': name, 'temperature': f'{temperature:g}'}
+      rows.append(cells | counted(alike))
   return Table(rows=rows)
 
 
-def counted(pairs: Sequence[tuple[_Line, _Line]]) -> Cells:
+def counted(pairs: Sequence[_Pair]) -> Cells:
   """Counts texts that ended by themselves, those of them that follow their
   schemas, and those that were cut."""
   ended = [pair for pair in pairs if pair[1]['aux']['end'] == 'eos']
@@ -212,17 +225,16 @@ def _parser() -> argparse.ArgumentParser:
     help='of the texts of each schema; 0 is greedy',
   )
   common.add_counts(writing, num_schemas=300)
+  writing.add_argument('--task', type=Path, required=True)
   judging = commands.add_parser('judge', help='what specdec infer wrote')
-  judging.add_argument('--predictions', type=Path, required=True)
+  judging.add_argument('--task', type=Path, nargs='+', required=True)
+  judging.add_argument('--predictions', type=Path, nargs='+', required=True)
   judging.add_argument(
     '--cut', type=Path, help='where to write the task of texts that were cut'
   )
   judging.add_argument(
     '--output', type=Path, default=Path('experiments/grammar/results')
   )
-  judging.add_argument('--name', default='schemas', help='of the results')
-  for command in (writing, judging):
-    command.add_argument('--task', type=Path, required=True)
   return parser
 
 

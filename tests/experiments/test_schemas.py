@@ -77,8 +77,8 @@ def test_each_kind_of_end_is_counted(files, tmp_path, capsys):
   greedy = {'follow their schema': 1, 'of these in circles': 1}
   drawn = {'follow their schema': 0, 'of these in circles': 0}
   assert json.loads((tmp_path / 'schemas.json').read_text())['rows'] == [
-    {'temperature': '0', **counts, **greedy},
-    {'temperature': '1', **counts, **drawn},
+    {'task': 'task', 'temperature': '0', **counts, **greedy},
+    {'task': 'task', 'temperature': '1', **counts, **drawn},
   ]
   assert 'NOT VALID number.json "one"' in capsys.readouterr().err
 
