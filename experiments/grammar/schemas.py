@@ -169,16 +169,21 @@ def follows(text: str, schema: str) -> bool:
   try:
     with decimal.localcontext(decimal.Context(prec=_DIGITS)):
       jsonschema.validate(read(text), read(schema))
-  except (ValueError, jsonschema.ValidationError):
+  except (ValueError, ArithmeticError, jsonschema.ValidationError):
     return False
   return True
 
 
 def _exact(text: str) -> int | decimal.Decimal:
   """Reads a number with a point or an exponent; 2.0 and 1e3 are integers."""
-  number = decimal.Decimal(text)
-  is_whole = number == number.to_integral_value()
-  return int(number) if is_whole and number.adjusted() < _DIGITS else number
+  try:
+    number = decimal.Decimal(text)
+  except decimal.InvalidOperation:  # An exponent of twenty digits or more.
+    number = decimal.Decimal(float(text))
+  is_short = number.is_finite() and number.adjusted() < _DIGITS
+  if is_short and number == number.to_integral_value():
+    return int(number)
+  return number
 
 
 def is_in_circles(text: str) -> bool:

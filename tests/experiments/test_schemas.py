@@ -22,6 +22,9 @@ def test_numbers_are_read_exactly():
   assert schemas.follows('2.32', schema)
   assert schemas.follows('1' * 60 + '.01', schema)
   assert not schemas.follows('2.325', schema)
+  huge = '-5.3e' + '9' * 40
+  assert schemas.follows(huge, json.dumps({'type': 'number', 'maximum': 0}))
+  assert not schemas.follows(huge, json.dumps({'minimum': 0}))
   schema = json.dumps({'type': 'integer'})
   assert schemas.follows('2.0', schema)
   assert schemas.follows('1e3', schema)
