@@ -7,7 +7,7 @@
 
 A text that ends by itself has to follow its schema. Many do not end, as a small
 model repeats itself inside a string. `--cut` writes a task of these, with a
-bias for what closes strings, arrays and objects.
+bias for what closes strings, arrays and objects, and a penalty for repetition.
 """
 
 import argparse
@@ -98,9 +98,10 @@ def judge(args: argparse.Namespace, argv: Sequence[str]) -> None:
   title = 'JSON by schemas of other programs'
   report.measure((MODULE, argv), args.output, 'schemas', title, make)
   if args.cut is not None:
-    biases = {'logit_bias': closing_biases()}
+    # A closing token may be repeated, too: every use makes it less likely.
+    settings = {'logit_bias': closing_biases(), 'frequency_penalty': 0.5}
     pairs = itertools.chain.from_iterable(runs.values())
-    cut = [line | biases for line, text in pairs if _is_cut(text)]
+    cut = [line | settings for line, text in pairs if _is_cut(text)]
     _write_lines(args.cut, cut)
 
 
