@@ -189,10 +189,10 @@ def _exact(text: str) -> int | decimal.Decimal:
 
 def is_in_circles(text: str) -> bool:
   """Whether the end of a text repeats a part of it again and again."""
-  # 'la la la la' is itself after 3 characters.
+  # 'la la la la ' is itself after 3 characters; three rounds are the least.
   tail = text[-_TAIL:]
-  sizes = range(1, _LONGEST_CIRCLE + 1)
-  return any(tail[size:] == tail[:-size] for size in sizes)
+  longest = min(_LONGEST_CIRCLE, len(tail) // 3)
+  return any(tail[size:] == tail[:-size] for size in range(1, longest + 1))
 
 
 def _is_cut(text: Mapping[str, Any]) -> bool:

@@ -35,6 +35,8 @@ def test_circles_are_told_from_long_texts():
   verse = 'the cat sat on the mat, and '
   assert schemas.is_in_circles('{"text": "Once ' + verse * 30)
   assert not schemas.is_in_circles(' '.join(map(str, range(400))))
+  # The same first and last word.
+  assert not schemas.is_in_circles('cats like cats')
 
 
 def example(temperature: float, end: str, text: str) -> tuple[dict, dict]:
