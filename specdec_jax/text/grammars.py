@@ -96,7 +96,7 @@ class Reader:
     self._sources: list[tuple[str, str]] = []
     self._numbers: dict[tuple[str, str], int] = {}
     # By a row's name: its grammar's number, its last text, and the matcher.
-    # No matcher is a copy of another: copies share the states that limits count.
+    # No matcher is a copy: copies share the states that limits count.
     self._of_rows: dict[int, tuple[int, np.ndarray, Any]] = {}
 
   def number_of(
