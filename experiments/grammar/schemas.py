@@ -119,8 +119,11 @@ def closing_biases() -> dict[str, float]:
   tokens = specdec_jax.load('smollm2-135m', drafter='none').vocabulary.tokens()
 
   def bias(token: str) -> float:
-    # Brackets are the ends of arrays rather than commas, but a part of strings.
-    return 6.0 + 2.0 * any(map(token.count, ']}')) + 4.0 * ('"' in token)
+    # After a comma an array goes on, so a bracket has more. In a string both
+    # would be text, so a quote has more than either, and `"}` the most.
+    has_bracket = ']' in token or '}' in token
+    has_quote = '"' in token
+    return 6.0 + 2.0 * has_bracket + 4.0 * has_quote
 
   return {
     str(i): bias(token)
