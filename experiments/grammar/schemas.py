@@ -13,7 +13,6 @@ bias for what closes strings, arrays and objects, and a penalty for repetition.
 import argparse
 import decimal
 import functools
-import itertools
 import json
 import random
 import re
@@ -27,6 +26,7 @@ import jsonschema
 import specdec_jax
 from experiments import common, report
 from experiments.report import Cells, Table
+from specdec_jax.files import text_lines
 from specdec_jax.text import grammars
 
 MODULE = 'experiments.grammar.schemas'
@@ -91,17 +91,24 @@ def judge(args: argparse.Namespace, argv: Sequence[str]) -> None:
   """Counts the texts that follow their schemas, and writes the task of those
   that their limit cut."""
   if len(args.task) != len(args.predictions):
-    raise ValueError('give the predictions of each task')
+    raise ValueError(
+      f'--task has {len(args.task)} files, and --predictions '
+      f'{len(args.predictions)}: give the predictions of each task, in order'
+    )
   files = zip(args.task, args.predictions, strict=True)
-  runs = {task.stem: _pairs(task, predictions) for task, predictions in files}
+  runs = [(task.stem, _pairs(task, texts)) for task, texts in files]
   make = functools.partial(table, runs)
   title = 'JSON by schemas of other programs'
   report.measure((MODULE, argv), args.output, 'schemas', title, make)
   if args.cut is not None:
     # A closing token may be repeated, too: every use makes it less likely.
     settings = {'logit_bias': closing_biases(), 'frequency_penalty': 0.5}
-    pairs = itertools.chain.from_iterable(runs.values())
-    cut = [line | settings for line, text in pairs if _is_cut(text)]
+    cut = [
+      line | settings
+      for _, pairs in runs
+      for line, text in pairs
+      if _is_cut(text)
+    ]
     _write_lines(args.cut, cut)
 
 
@@ -110,7 +117,9 @@ def _pairs(task: Path, predictions: Path) -> list[_Pair]:
   lines, texts = _read_lines(task), _read_lines(predictions)
   inputs = [text['inputs']['inputs_pretokenized'] for text in texts]
   if inputs != [line['inputs'] for line in lines]:
-    raise ValueError(f'{predictions} has not the inputs of {task}')
+    raise ValueError(
+      f'{predictions} has not the inputs of {task}: give its own predictions'
+    )
   return list(zip(lines, texts, strict=True))
 
 
@@ -132,10 +141,11 @@ def closing_biases() -> dict[str, float]:
   }
 
 
-def table(runs: Mapping[str, Sequence[_Pair]]) -> Table:
-  """Counts the texts of each temperature of each task, by the tasks' names."""
+def table(runs: Sequence[tuple[str, Sequence[_Pair]]]) -> Table:
+  """Counts the texts of each temperature of each task; runs have the tasks'
+  names."""
   rows = []
-  for name, pairs in runs.items():
+  for name, pairs in runs:
     for temperature in sorted({line['temperature'] for line, _ in pairs}):
       alike = [pair for pair in pairs if pair[0]['temperature'] == temperature]
       cells = {'task': name, 'temperature': f'{temperature:g}'}
@@ -203,8 +213,7 @@ def _is_cut(text: Mapping[str, Any]) -> bool:
 
 
 def _read_lines(path: Path) -> list[_Line]:
-  with path.open(encoding='utf-8') as file:
-    return [json.loads(line) for line in file]
+  return [line for _, line in text_lines.read_objects(path)]
 
 
 def _write_lines(path: Path, lines: Sequence[_Line]) -> None:
@@ -234,10 +243,20 @@ def _parser() -> argparse.ArgumentParser:
     help='of the texts of each schema; 0 is greedy',
   )
   common.add_counts(writing, num_schemas=300)
-  writing.add_argument('--task', type=Path, required=True)
+  writing.add_argument(
+    '--task', type=Path, required=True, help='where to write the task'
+  )
   judging = commands.add_parser('judge', help='what specdec infer wrote')
-  judging.add_argument('--task', type=Path, nargs='+', required=True)
-  judging.add_argument('--predictions', type=Path, nargs='+', required=True)
+  judging.add_argument(
+    '--task', type=Path, nargs='+', required=True, help='one or more'
+  )
+  judging.add_argument(
+    '--predictions',
+    type=Path,
+    nargs='+',
+    required=True,
+    help='of each task, in the same order',
+  )
   judging.add_argument(
     '--cut', type=Path, help='where to write the task of texts that were cut'
   )
