@@ -115,8 +115,9 @@ def judge(args: argparse.Namespace, argv: Sequence[str]) -> None:
 def _pairs(task: Path, predictions: Path) -> list[_Pair]:
   """Reads the lines of a task with their predictions."""
   lines, texts = _read_lines(task), _read_lines(predictions)
-  inputs = [text['inputs']['inputs_pretokenized'] for text in texts]
-  if inputs != [line['inputs'] for line in lines]:
+  # A line of a task has its text where a prediction has its fields by name.
+  inputs = [{'inputs_pretokenized': line.get('inputs')} for line in lines]
+  if inputs != [text.get('inputs') for text in texts]:
     raise ValueError(
       f'{predictions} has not the inputs of {task}: give its own predictions'
     )

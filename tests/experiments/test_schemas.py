@@ -109,6 +109,9 @@ def test_predictions_of_another_task_are_refused(files, tmp_path, capsys):
   argv = ['judge', task, predictions, f'--output={tmp_path}']
   assert schemas.main(argv) == 2
   assert 'has not the inputs of' in capsys.readouterr().err
+  # A task is none either.
+  assert schemas.main(['judge', task, f'--predictions={path}']) == 2
+  assert 'has not the inputs of' in capsys.readouterr().err
 
 
 @pytest.mark.smollm2
